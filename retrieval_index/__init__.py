@@ -1,0 +1,31 @@
+"""Build, open, serve and query a passage index. Knows nothing of reinforcement learning.
+
+Only the types load at once; everything else loads on first use, so that importing this package
+costs nothing and needs no search library.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from retrieval_index.types import Hit, Passage, RetrievalError, Retriever
+
+if TYPE_CHECKING:
+    from retrieval_index.build import build_bm25
+    from retrieval_index.corpus import read_corpus
+    from retrieval_index.open import open_index
+
+_HOME = {
+    "build_bm25": "retrieval_index.build",
+    "read_corpus": "retrieval_index.corpus",
+    "open_index": "retrieval_index.open",
+}
+
+__all__ = ["Hit", "Passage", "RetrievalError", "Retriever", "build_bm25", "open_index", "read_corpus"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
