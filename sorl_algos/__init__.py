@@ -1,0 +1,1 @@
+"""Learning algorithms for agents that act over several turns."""
