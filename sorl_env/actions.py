@@ -1,0 +1,155 @@
+"""The grammar: from the text of one turn to the action it asks for.
+
+Tags: ``<think>`` and ``<information>`` hide what they enclose, ``<search>`` and ``<answer>`` are actions. They are
+matched letter by letter: look-alikes (fullwidth brackets, other case, blanks inside) are plain text.
+
+Rules, in the order in which they bite:
+
+1. What stands between ``<think>`` and ``</think>``, or ``<information>`` and ``</information>``, is never an action.
+   One that is not closed hides everything up to the end of the turn.
+2. An element is an opening tag, text without any of the eight tags, and the matching closing tag. The first
+   complete one decides, so a later action in the same turn was never reached.
+3. A blank query or a blank answer is no action, and what follows it is not reached either.
+
+Reading is one pass over the text, whatever is in it.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+STOP_STRINGS = ("</search>", "</answer>")
+MAX_QUERY_CHARS = 512
+
+_TAG = re.compile(r"<(/?)(think|search|answer|information)>")
+_HIDING = ("think", "information")
+
+
+class CutText(str):
+    """The text of a turn that the engine cut at its length limit.
+
+    It is never an action, whatever it holds; the environment gives no invalid-action penalty for it.
+    """
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """A query for the retriever: blanks collapsed, at most ``max_query_chars`` characters, not blank."""
+
+    query: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The final answer, stripped, not blank."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Invalid:
+    """No action; ``reason`` says why, in words that the agent may be shown."""
+
+    reason: str
+
+
+Action: TypeAlias = Search | Answer | Invalid
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """One complete element: tag name, the raw text inside, and where the whole element starts and ends."""
+
+    name: str
+    content: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """An action with the text before and after its element (all of the text is ``before`` if there is none)."""
+
+    action: Action
+    before: str
+    after: str
+
+
+def elements(text: str) -> Iterator[Element]:
+    """All complete ``<search>`` and ``<answer>`` elements that are not hidden, from left to right."""
+    hiding: str | None = None
+    opened: re.Match[str] | None = None
+    for tag in _TAG.finditer(text):
+        closing, name = tag.group(1) == "/", tag.group(2)
+        if hiding is not None:
+            if closing and name == hiding:
+                hiding = None
+        elif name in _HIDING:
+            opened = None
+            if not closing:
+                hiding = name
+        elif not closing:
+            opened = tag
+        else:
+            if opened is not None and opened.group(2) == name:
+                yield Element(name, text[opened.end() : tag.start()], opened.start(), tag.end())
+            opened = None
+
+
+def parse(text: str, *, max_query_chars: int = MAX_QUERY_CHARS) -> Action:
+    """The action that ``text``, one turn of the policy, asks for. Never raises."""
+    return parse_parts(text, max_query_chars=max_query_chars).action
+
+
+def parse_parts(text: str, *, max_query_chars: int = MAX_QUERY_CHARS) -> Parsed:
+    """Like ``parse``, with the text before and after the action."""
+    if isinstance(text, CutText):
+        return Parsed(Invalid("the turn was cut at the length limit"), str(text), "")
+    element = next(elements(text), None)
+    if element is None:
+        return Parsed(Invalid(_what_is_missing(text)), text, "")
+    action: Action
+    if is_blank(element.content):
+        action = Invalid("the query is empty" if element.name == "search" else "the answer is empty")
+    elif element.name == "search":
+        action = Search(clean_query(element.content, max_query_chars))
+    else:
+        action = Answer(element.content.strip())
+    return Parsed(action, text[: element.start], text[element.end :])
+
+
+def clean_query(query: str, max_chars: int = MAX_QUERY_CHARS) -> str:
+    """A query fit to be sent: one line, at most ``max_chars`` characters, encodable as UTF-8."""
+    # a blank run can be longer than the limit, so collapse before cutting
+    collapsed = " ".join(query.split())[:max_chars].rstrip()
+    return collapsed.encode("utf-8", "replace").decode("utf-8")
+
+
+def is_blank(text: str) -> bool:
+    """True if nothing in ``text`` can be seen: white space, control and format characters only."""
+    return all(char.isspace() or unicodedata.category(char) in ("Cc", "Cf") for char in text)
+
+
+def _what_is_missing(text: str) -> str:
+    """Why there is no complete element, for the hint shown to the agent."""
+    hiding: str | None = None
+    last_open: str | None = None
+    for tag in _TAG.finditer(text):
+        closing, name = tag.group(1) == "/", tag.group(2)
+        if hiding is not None:
+            hiding = None if closing and name == hiding else hiding
+        elif name in _HIDING:
+            hiding = None if closing else name
+        else:
+            last_open = None if closing else name
+    if hiding is not None:
+        return f"<{hiding}> was not closed"
+    if last_open is not None:
+        return f"<{last_open}> was not closed"
+    return "no <search> or <answer> was found"

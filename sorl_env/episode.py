@@ -1,0 +1,250 @@
+"""The rules of the game, without gymnasium: one question, some searches, one answer.
+
+    episode = Episode(question, EpisodeRules(max_searches=2), reward_fn)
+    observation = episode.begin()
+    query = episode.query(action_text)                 # what this action asks the retriever, or None
+    hits = retriever.search([query], rules.top_k)[0] if query is not None else None
+    step = episode.advance(action_text, hits)          # one turn
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from retrieval_index.types import Hit
+from sorl_env.actions import MAX_QUERY_CHARS, Action, Answer, CutText, Search, parse
+from sorl_env.observations import budget_note, hint, render_observation
+from sorl_env.prompts import prompt_text, resolve_prompt
+from sorl_env.questions import Question
+from sorl_env.rewards import RewardFn, checked_reward
+
+STOP_REASONS = ("answered", "turn_limit", "length_limit", "retrieval_error")
+
+INFO_KEYS = ("question_id", "stop", "action_kind", "retrieved_ids", "retrieved_titles", "searches", "answer")
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRules:
+    """How an episode is played.
+
+    Args:
+        max_searches: searches allowed; one further turn is left for the answer, so an episode has at most
+            ``max_searches + 1`` turns.
+        top_k: passages asked for in each search.
+        max_observation_words: upper bound on the words of one observation, the two tags included; None: no bound.
+        max_query_chars: longer queries are cut before they reach the retriever.
+        invalid_penalty: taken off the reward of every turn without a valid action; turns cut by the engine are spared.
+        search_cost: taken off the reward of every turn whose search was carried out.
+        prompt: a name in PROMPTS, a template that holds ``{question}``, or the path (a Path) of such a file.
+        tell_budget: whether observations say how many searches are left.
+
+    Raises ValueError for a value that makes no sense.
+    """
+
+    max_searches: int = 2
+    top_k: int = 3
+    max_observation_words: int | None = 400
+    max_query_chars: int = MAX_QUERY_CHARS
+    invalid_penalty: float = 0.0
+    search_cost: float = 0.0
+    prompt: str | Path = "search_r1"
+    tell_budget: bool = False
+
+    def __post_init__(self) -> None:
+        _at_least(0, max_searches=self.max_searches)
+        _at_least(1, top_k=self.top_k, max_query_chars=self.max_query_chars)
+        if self.max_observation_words is not None:
+            _at_least(3, max_observation_words=self.max_observation_words)
+        for name in ("invalid_penalty", "search_cost"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+                raise ValueError(f"{name} is what is taken off the reward: a finite number of at least 0, got {value!r}")
+        resolve_prompt(self.prompt)
+
+    @property
+    def max_turns(self) -> int:
+        return self.max_searches + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one turn led to. ``observation`` is "" when the episode is over."""
+
+    observation: str
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: dict[str, Any]
+
+
+class Episode:
+    """One play of one question. Plain state, no clock, no randomness."""
+
+    def __init__(self, question: Question, rules: EpisodeRules, reward_fn: RewardFn) -> None:
+        self.question = question
+        self.rules = rules
+        self.reward_fn = reward_fn
+        self.action_texts: list[str] = []
+        self.observations: list[str] = []
+        self.rewards: list[float] = []
+        self.searches = 0
+        self.stop: str | None = None
+        self._parsed: tuple[str, Action] | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.stop is not None
+
+    @property
+    def turns_left(self) -> int:
+        return 0 if self.finished else self.rules.max_turns - len(self.action_texts)
+
+    def begin(self) -> str:
+        """The first observation. Starts the episode anew."""
+        self.action_texts, self.rewards = [], []
+        self.searches, self.stop, self._parsed = 0, None, None
+        first = prompt_text(self.rules.prompt, self.question.text)
+        if self.rules.tell_budget:
+            first += budget_note(self.rules.max_searches)
+        self.observations = [first]
+        return first
+
+    def query(self, action_text: str) -> str | None:
+        """The query that ``advance`` needs the hits of, or None if this action leads to no search.
+
+        Changes nothing. The last turn is for the answer: a search asked for in it is not carried out.
+        """
+        self._check_running()
+        action = self._parse(action_text)
+        return action.query if isinstance(action, Search) and self.turns_left > 1 else None
+
+    def advance(self, action_text: str, hits: Sequence[Hit] | None = None, error: bool = False) -> Step:
+        """Play one turn.
+
+        Args:
+            action_text: what the policy wrote; CutText if the engine cut it at its length limit.
+            hits: what the retriever found for ``query(action_text)``; None if that was None.
+            error: the search failed; the episode ends with stop "retrieval_error".
+
+        Raises RuntimeError outside a running episode, ValueError where hits and query do not fit together.
+        """
+        query = self.query(action_text)
+        if query is not None and hits is None and not error:
+            raise ValueError(f"this action searches for {query!r}: advance() needs its hits, or error=True")
+        if query is None and (hits is not None or error):
+            raise ValueError("this action leads to no search: advance() takes neither hits nor error for it")
+        action = self._parse(action_text)
+        kind = _kind(action, action_text)
+        last = self.turns_left == 1
+        self.action_texts.append(action_text)
+
+        reward, observation = 0.0, ""
+        if error:
+            self.stop = "retrieval_error"
+        elif isinstance(action, Answer):
+            self.stop = "answered"
+        elif hits is not None:
+            self.searches += 1
+            reward -= self.rules.search_cost
+            observation = render_observation(hits, self.rules.max_observation_words)
+        elif kind == "invalid":
+            reward -= self.rules.invalid_penalty
+        if last and self.stop is None:
+            self.stop = "length_limit" if kind == "cut" else "turn_limit"
+
+        if self.stop is None:
+            if not isinstance(action, (Search, Answer)):
+                observation = hint(action.reason, may_search=self.turns_left > 1)
+            if self.rules.tell_budget:
+                observation += budget_note(self.turns_left - 1)
+        elif not error:
+            reward += checked_reward(self.reward_fn, tuple(self.action_texts), self.question)
+        self.observations.append(observation)
+        self.rewards.append(reward)
+        found = () if hits is None else tuple(hit.passage for hit in hits)
+        info = self.info(kind)
+        info["retrieved_ids"] = tuple(passage.id for passage in found)
+        info["retrieved_titles"] = tuple(passage.title for passage in found)
+        info["answer"] = action.text if isinstance(action, Answer) else None
+        return Step(observation, reward, self.stop == "answered", self.stop not in (None, "answered"), info)
+
+    def info(self, action_kind: str | None = None) -> dict[str, Any]:
+        """A new info dictionary with the keys of INFO_KEYS, for the state as it is."""
+        return {
+            "question_id": self.question.id,
+            "stop": self.stop,
+            "action_kind": action_kind,
+            "retrieved_ids": (),
+            "retrieved_titles": (),
+            "searches": self.searches,
+            "answer": None,
+        }
+
+    def transcript(self) -> str:
+        """Prompt, actions and observations so far, one after another, with the outcome."""
+        parts = [self.observations[0]] if self.observations else []
+        for action, observation in zip(self.action_texts, self.observations[1:], strict=True):
+            parts += [action, observation]
+        if self.finished:
+            parts.append(f"\n[{self.stop}; reward {sum(self.rewards):g}]\n")
+        return "".join(parts)
+
+    def get_state(self) -> dict[str, Any]:
+        """All that ``set_state`` needs, as plain data that JSON can hold."""
+        return {
+            "question_id": self.question.id,
+            "rules": _plain_rules(self.rules),
+            "action_texts": [str(text) for text in self.action_texts],
+            "cut": [isinstance(text, CutText) for text in self.action_texts],
+            "observations": list(self.observations),
+            "rewards": list(self.rewards),
+            "searches": self.searches,
+            "stop": self.stop,
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on exactly where ``get_state`` was called. Raises ValueError for another question or other rules."""
+        if state["question_id"] != self.question.id:
+            raise ValueError(f"the state is of question {state['question_id']!r}, this episode of {self.question.id!r}")
+        if state["rules"] != _plain_rules(self.rules):
+            raise ValueError("the state was made under other rules; make the environment with the same options")
+        cut = zip(state["action_texts"], state["cut"], strict=True)
+        self.action_texts = [CutText(text) if was_cut else text for text, was_cut in cut]
+        self.observations = list(state["observations"])
+        self.rewards = [float(reward) for reward in state["rewards"]]
+        self.searches = int(state["searches"])
+        self.stop = state["stop"]
+        self._parsed = None
+
+    def _parse(self, action_text: str) -> Action:
+        if self._parsed is None or self._parsed[0] is not action_text:
+            self._parsed = (action_text, parse(action_text, max_query_chars=self.rules.max_query_chars))
+        return self._parsed[1]
+
+    def _check_running(self) -> None:
+        if not self.observations:
+            raise RuntimeError("the episode has not begun; call reset() (begin() on an Episode) first")
+        if self.finished:
+            raise RuntimeError(f"the episode is over ({self.stop}); call reset() before the next step")
+
+
+def _kind(action: Action, action_text: str) -> str:
+    if isinstance(action_text, CutText):
+        return "cut"
+    if isinstance(action, Search):
+        return "search"
+    return "answer" if isinstance(action, Answer) else "invalid"
+
+
+def _plain_rules(rules: EpisodeRules) -> dict[str, Any]:
+    return asdict(rules) | {"prompt": str(rules.prompt)}
+
+
+def _at_least(least: int, **values: int) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")

@@ -1,0 +1,59 @@
+"""Instruction texts. A prompt is a template that holds ``{question}`` exactly once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PLACEHOLDER = "{question}"
+
+PROMPTS: dict[str, str] = {
+    # the tag dialect of Search-R1, in full
+    "search_r1": (
+        "Answer the question below. Think first, between <think> and </think>, and think again whenever you "
+        "have learned something new. If a fact is missing, ask the search engine by writing "
+        "<search>your query</search>; the passages it finds come back between <information> and </information>. "
+        "You may search more than once. As soon as you know enough, write only the answer itself, as short as "
+        "possible, between <answer> and </answer>, for example <answer>Lima</answer>.\n"
+        "Question: {question}\n"
+    ),
+    # for tiny models that were taught the tags by demonstrations
+    "short": "Question: {question}\n",
+}
+
+
+def load_prompt(path: str | Path) -> str:
+    """The template in a UTF-8 text file. Raises ValueError where it does not hold ``{question}`` exactly once."""
+    path = Path(path)
+    try:
+        template = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"prompt file {path} is not UTF-8 ({error.reason}); save it as UTF-8") from None
+    return _checked(template, f"prompt file {path}")
+
+
+def resolve_prompt(prompt: str | Path) -> str:
+    """The template meant by ``prompt``: a name in PROMPTS, a template text, or a file (a Path).
+
+    Raises ValueError for anything else, with the known names.
+    """
+    if isinstance(prompt, Path):
+        return load_prompt(prompt)
+    if prompt in PROMPTS:
+        return PROMPTS[prompt]
+    if PLACEHOLDER in prompt:
+        return _checked(prompt, "the prompt")
+    raise ValueError(
+        f"unknown prompt {prompt!r}; known: {', '.join(sorted(PROMPTS))}; or give a template with {PLACEHOLDER} in it"
+    )
+
+
+def prompt_text(prompt: str | Path, question: str) -> str:
+    """The first observation: the template with the question put in. Braces in the question mean nothing."""
+    return resolve_prompt(prompt).replace(PLACEHOLDER, question)
+
+
+def _checked(template: str, name: str) -> str:
+    found = template.count(PLACEHOLDER)
+    if found != 1:
+        raise ValueError(f"{name} holds {PLACEHOLDER} {found} times; it must hold it exactly once")
+    return template
