@@ -63,7 +63,7 @@ class CoefficientRatio:
 
 @dataclass(frozen=True, slots=True)
 class GradientNorm:
-    """rho = L2 norm of the clipping-bias term C over the policy's parameters: the paper's equation, literally."""
+    """rho = L2 norm of the clipping-bias term C over the policy's parameters: the paper, read literally."""
 
     threshold: float = 1.0
     scope: Scope = "minibatch"

@@ -38,7 +38,7 @@ def mismatch_ratio(
     level: RatioLevel,
     pooling: Pooling = "mean",
 ) -> Tensor:
-    """pi_old / mu of each token at a level: (B, T), detached, 1 off the mask; pooled like the policy's ratio."""
+    """pi_old / mu of each token at a level: (B, T), detached, 1 off the mask; pooled like the policy's."""
     return level_ratio(old_logp, rollout_logp, mask, turn_ids, level, pooling)
 
 

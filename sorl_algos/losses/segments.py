@@ -69,7 +69,7 @@ def segment_sum(x: Tensor, segment_ids: Tensor) -> Tensor:
 
 
 def segment_sizes(segment_ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Give every token the size of its segment in tokens; 1 where the id is negative, so that one may divide."""
+    """Give every token its segment's size in tokens; 1 where the id is negative, so that one may divide."""
     ones = torch.ones_like(segment_ids, dtype=dtype)
     return torch.where(segment_ids >= 0, segment_sum(ones, segment_ids), 1.0)
 
