@@ -85,6 +85,8 @@ else
     say "making .venv with $("$base" --version)"
     "$base" -m venv "$venv"
 fi
+# An earlier call may have been stopped before pip was in place.
+"$python" -c 'import pip' 2>/dev/null || "$python" -m ensurepip --upgrade
 rm -f "$stamp"                        # from here until the end the environment is in between
 pip() { "$python" -m pip --disable-pip-version-check --no-input "$@"; }
 
