@@ -12,17 +12,28 @@ from typing import TYPE_CHECKING, Any
 from retrieval_index.types import Hit, Passage, RetrievalError, Retriever
 
 if TYPE_CHECKING:
+    from retrieval_index.analysis import BM25Parameters
     from retrieval_index.build import build_bm25
     from retrieval_index.corpus import read_corpus
-    from retrieval_index.open import open_index
+    from retrieval_index.opening import open_index
 
 _HOME = {
+    "BM25Parameters": "retrieval_index.analysis",
     "build_bm25": "retrieval_index.build",
     "read_corpus": "retrieval_index.corpus",
-    "open_index": "retrieval_index.open",
+    "open_index": "retrieval_index.opening",
 }
 
-__all__ = ["Hit", "Passage", "RetrievalError", "Retriever", "build_bm25", "open_index", "read_corpus"]
+__all__ = [
+    "BM25Parameters",
+    "Hit",
+    "Passage",
+    "RetrievalError",
+    "Retriever",
+    "build_bm25",
+    "open_index",
+    "read_corpus",
+]
 
 
 def __getattr__(name: str) -> Any:
