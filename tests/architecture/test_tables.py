@@ -67,5 +67,5 @@ def test_a_preset_constructs_and_can_be_changed(name: str) -> None:
     assert description.strip()
     assert isinstance(config, TrainConfig)
     assert isinstance(config.algorithm_row(), Algorithm)
-    # Constructing again runs every check of the config, with the fields as they would come from a command line.
+    # Constructing again runs every check of the config, as an override on the command line does.
     assert dataclasses.replace(config, updates=1).updates == 1
