@@ -88,8 +88,8 @@ def build_bm25(
     if shard_rows < 1:
         raise ValueError(f"shard_rows must be 1 or more, got {shard_rows}")
     paths, output = as_paths(corpus_paths), Path(output)
-    partial = output.with_name(output.name + ".partial")
-    _refuse_foreign(output, partial)
+    partial = _partial(output)
+    check_output(output)
     corpus = _hash_all(paths, "hash", tell)
 
     def finished(directory: Path) -> Manifest | None:
@@ -238,8 +238,17 @@ def _publish(partial: Path, output: Path) -> None:
 # --- directories and files ------------------------------------------------------------------------
 
 
-def _refuse_foreign(output: Path, partial: Path) -> None:
-    for directory, marker in ((output, MANIFEST_FILE), (partial, PLAN_FILE)):
+def _partial(output: Path) -> Path:
+    return output.with_name(output.name + ".partial")
+
+
+def check_output(output: Path) -> None:
+    """Refuse to build where something else lies.
+
+    Raises:
+        RetrievalError: the directory, or the one with ``.partial``, holds something else than an index.
+    """
+    for directory, marker in ((output, MANIFEST_FILE), (_partial(output), PLAN_FILE)):
         if not directory.exists():
             continue
         if not directory.is_dir():
