@@ -144,23 +144,56 @@ def _open_decompressed(path: Path, on_bytes: OnBytes | None) -> Iterator[IO[byte
             with gzip.GzipFile(fileobj=counted) as file:
                 yield file  # type: ignore[misc]
         elif path.suffix in (".zst", ".zstd"):
-            with _zstd_reader(path, counted) as file:
-                yield file
+            yield _zstd_reader(path, counted)
         else:
             yield counted
 
 
-@contextmanager
-def _zstd_reader(path: Path, raw: IO[bytes]) -> Iterator[IO[bytes]]:
+def _zstd_reader(path: Path, raw: IO[bytes]) -> IO[bytes]:
     try:
-        import zstandard  # type: ignore[import-not-found, unused-ignore]
+        import zstandard
     except ImportError as error:
         raise RuntimeError(f"{path} needs the package zstandard: pip install zstandard") from error
-    try:
-        with zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True) as reader:
-            yield io.BufferedReader(reader, 1 << 20)
-    except zstandard.ZstdError as error:
-        raise EOFError(str(error)) from error
+    return io.BufferedReader(_ZstdFile(raw, zstandard.ZstdDecompressor, zstandard.ZstdError), 1 << 20)
+
+
+class _ZstdFile(io.RawIOBase):
+    """Decompressed view of a zstd file of one frame or several.
+
+    The library's own stream reader takes a file that was cut short for one that ended.
+    """
+
+    def __init__(self, raw: IO[bytes], decompressor: Callable[[], Any], broken: type[Exception]) -> None:
+        self._raw, self._decompressor, self._broken = raw, decompressor, broken
+        self._frame: Any = None  # the frame being read, none between two frames
+        self._ready = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            piece = self._raw.read(1 << 16)
+            if not piece:
+                if self._frame is not None:
+                    raise EOFError("the last frame has no end")
+                return 0
+            self._ready = self._decompress(piece)
+        count = min(len(buffer), len(self._ready))
+        buffer[:count], self._ready = self._ready[:count], self._ready[count:]
+        return count
+
+    def _decompress(self, piece: bytes) -> bytes:
+        out = []
+        while piece:
+            self._frame = self._frame or self._decompressor().decompressobj()
+            try:
+                out.append(self._frame.decompress(piece))
+            except self._broken as error:
+                raise EOFError(str(error)) from error
+            piece = self._frame.unused_data if self._frame.eof else b""
+            self._frame = None if self._frame.eof else self._frame
+        return b"".join(out)
 
 
 class _Counted(io.RawIOBase):
