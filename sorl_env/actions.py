@@ -1,12 +1,12 @@
 """The grammar: from the text of one turn to the action it asks for.
 
-Tags: ``<think>`` and ``<information>`` hide what they enclose, ``<search>`` and ``<answer>`` are actions. They are
-matched letter by letter: look-alikes (fullwidth brackets, other case, blanks inside) are plain text.
+Tags: ``<think>`` and ``<information>`` hide what they enclose, ``<search>`` and ``<answer>`` are actions.
+They are matched letter by letter: look-alikes (fullwidth brackets, other case, blanks inside) are plain text.
 
 Rules, in the order in which they bite:
 
-1. What stands between ``<think>`` and ``</think>``, or ``<information>`` and ``</information>``, is never an action.
-   One that is not closed hides everything up to the end of the turn.
+1. What stands between ``<think>`` and ``</think>``, or ``<information>`` and ``</information>``, is never an
+   action. One that is not closed hides everything up to the end of the turn.
 2. An element is an opening tag, text without any of the eight tags, and the matching closing tag. The first
    complete one decides, so a later action in the same turn was never reached.
 3. A blank query or a blank answer is no action, and what follows it is not reached either.
@@ -74,7 +74,7 @@ class Element:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """An action with the text before and after its element (all of the text is ``before`` if there is none)."""
+    """An action with the text before and after its element; all is ``before`` if there is none."""
 
     action: Action
     before: str

@@ -1,10 +1,10 @@
 """The rules of the game, without gymnasium: one question, some searches, one answer.
 
-    episode = Episode(question, EpisodeRules(max_searches=2), reward_fn)
-    observation = episode.begin()
-    query = episode.query(action_text)                 # what this action asks the retriever, or None
-    hits = retriever.search([query], rules.top_k)[0] if query is not None else None
-    step = episode.advance(action_text, hits)          # one turn
+episode = Episode(question, EpisodeRules(max_searches=2), reward_fn)
+observation = episode.begin()
+query = episode.query(action_text)                 # what this action asks the retriever, or None
+hits = retriever.search([query], rules.top_k)[0] if query is not None else None
+step = episode.advance(action_text, hits)          # one turn
 """
 
 from __future__ import annotations
@@ -20,11 +20,20 @@ from sorl_env.actions import MAX_QUERY_CHARS, Action, Answer, CutText, Search, p
 from sorl_env.observations import budget_note, hint, render_observation
 from sorl_env.prompts import prompt_text, resolve_prompt
 from sorl_env.questions import Question
-from sorl_env.rewards import RewardFn, checked_reward
+from sorl_env.rewards import RewardFn, answer_scores, checked_reward
 
 STOP_REASONS = ("answered", "turn_limit", "length_limit", "retrieval_error")
 
-INFO_KEYS = ("question_id", "stop", "action_kind", "retrieved_ids", "retrieved_titles", "searches", "answer")
+INFO_KEYS = (
+    "question_id",
+    "stop",
+    "action_kind",
+    "retrieved_ids",
+    "retrieved_titles",
+    "searches",
+    "answer",
+    "scores",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +44,11 @@ class EpisodeRules:
         max_searches: searches allowed; one further turn is left for the answer, so an episode has at most
             ``max_searches + 1`` turns.
         top_k: passages asked for in each search.
-        max_observation_words: upper bound on the words of one observation, the two tags included; None: no bound.
+        max_observation_words: upper bound on the words of one observation, the two tags included; None: no
+            limit.
         max_query_chars: longer queries are cut before they reach the retriever.
-        invalid_penalty: taken off the reward of every turn without a valid action; turns cut by the engine are spared.
+        invalid_penalty: taken off the reward of every turn without a valid action; turns cut by the engine
+            are spared.
         search_cost: taken off the reward of every turn whose search was carried out.
         prompt: a name in PROMPTS, a template that holds ``{question}``, or the path (a Path) of such a file.
         tell_budget: whether observations say how many searches are left.
@@ -62,7 +73,9 @@ class EpisodeRules:
         for name in ("invalid_penalty", "search_cost"):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-                raise ValueError(f"{name} is what is taken off the reward: a finite number of at least 0, got {value!r}")
+                raise ValueError(
+                    f"{name} is what is taken off the reward: a finite number of at least 0, got {value!r}"
+                )
         resolve_prompt(self.prompt)
 
     @property
@@ -170,6 +183,8 @@ class Episode:
         info["retrieved_ids"] = tuple(passage.id for passage in found)
         info["retrieved_titles"] = tuple(passage.title for passage in found)
         info["answer"] = action.text if isinstance(action, Answer) else None
+        if self.stop is not None and not error:
+            info["scores"] = answer_scores(self.action_texts, self.question)
         return Step(observation, reward, self.stop == "answered", self.stop not in (None, "answered"), info)
 
     def info(self, action_kind: str | None = None) -> dict[str, Any]:
@@ -182,6 +197,7 @@ class Episode:
             "retrieved_titles": (),
             "searches": self.searches,
             "answer": None,
+            "scores": None,
         }
 
     def transcript(self) -> str:
@@ -207,11 +223,18 @@ class Episode:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly where ``get_state`` was called. Raises ValueError for another question or other rules."""
+        """Go on exactly where ``get_state`` was called.
+
+        Raises ValueError for another question or other rules.
+        """
         if state["question_id"] != self.question.id:
-            raise ValueError(f"the state is of question {state['question_id']!r}, this episode of {self.question.id!r}")
+            raise ValueError(
+                f"the state is of question {state['question_id']!r}, this episode of {self.question.id!r}"
+            )
         if state["rules"] != _plain_rules(self.rules):
-            raise ValueError("the state was made under other rules; make the environment with the same options")
+            raise ValueError(
+                "the state was made under other rules; make the environment with the same options"
+            )
         cut = zip(state["action_texts"], state["cut"], strict=True)
         self.action_texts = [CutText(text) if was_cut else text for text, was_cut in cut]
         self.observations = list(state["observations"])

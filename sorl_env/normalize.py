@@ -17,9 +17,10 @@ _PASSES = 4
 def normalize_answer(text: str) -> str:
     """Lower case, without punctuation, articles and superfluous blanks; applying it twice changes nothing.
 
-    Steps, in SQuAD's order: NFKC and case folding; punctuation away (ASCII's and Unicode's, dashes, quotes and
-    apostrophes of every kind, format characters; currency and other symbols beyond ASCII stay); the words a, an, the
-    away; single blanks. A step that would leave nothing is not taken, so that ``A`` stays ``a`` and ``%`` stays ``%``.
+    Steps, in SQuAD's order: NFKC and case folding; punctuation away (ASCII's and Unicode's, dashes, quotes
+    and apostrophes of every kind, format characters; currency and other symbols beyond ASCII stay); the words
+    a, an, the away; single blanks. A step that would leave nothing is not taken, so that ``A`` stays ``a``
+    and ``%`` stays ``%``.
     """
     for _ in range(_PASSES):
         result = _one_pass(text)
@@ -50,5 +51,3 @@ def _one_pass(text: str) -> str:
 def _is_punctuation(char: str) -> bool:
     category = unicodedata.category(char)
     return category[0] == "P" or category == "Cf" or char in string.punctuation
-
-

@@ -3,8 +3,8 @@
 Passage text is not trusted. Before it is shown,
 
 - white space is collapsed, so that a passage is one line and cannot forge a ``Doc`` header;
-- ``<`` becomes ``‹`` wherever it could open a tag or a special token of a chat template, that is unless a blank, a
-  digit or ``=`` follows (``p < 0.05`` and ``x<3`` stay as they are); fullwidth look-alikes likewise;
+- ``<`` becomes ``‹`` wherever it could open a tag or a special token of a chat template, that is unless a
+  blank, a digit or ``=`` follows (``p < 0.05`` and ``x<3`` stay as they are); fullwidth look-alikes likewise;
 - bracketed control words of chat templates (``[INST]`` and so on) get round brackets;
 - control characters vanish, lone surrogates become U+FFFD.
 """
@@ -43,8 +43,9 @@ def escape(text: str) -> str:
 def render_observation(hits: Sequence[Hit], max_words: int | None = None) -> str:
     """The observation after a search.
 
-    Form: ``\\n\\n<information>Doc 1(Title: T) text\\nDoc 2(Title: U) text</information>\\n\\n``; a passage without
-    title has no ``(Title: …)``. ``max_words`` bounds the words between blank lines, the two tags counting one
+    Form: ``\\n\\n<information>Doc 1(Title: T) text\\nDoc 2(Title: U) text</information>\\n\\n``; a passage
+    without title has no ``(Title: …)``. ``max_words`` bounds the words between blank lines, the two tags
+    counting one
     each: passages share it evenly and what a short one leaves over goes to the longer ones; where that would
     leave a passage fewer than 8 words the last passages are dropped instead. The closing tag is never cut.
     """
@@ -89,7 +90,7 @@ def _fit(lines: Sequence[str], budget: int) -> list[str]:
 
 
 def fair_shares(wanted: Sequence[int], budget: int) -> list[int]:
-    """How ``budget`` units are shared: nobody gets more than wanted, the rest is spread evenly, first come first.
+    """How ``budget`` units are shared: evenly, nobody getting more than wanted, the odd ones to the first.
 
     >>> fair_shares([10, 2, 10], 12)
     [5, 2, 5]

@@ -9,11 +9,11 @@ PLACEHOLDER = "{question}"
 PROMPTS: dict[str, str] = {
     # the tag dialect of Search-R1, in full
     "search_r1": (
-        "Answer the question below. Think first, between <think> and </think>, and think again whenever you "
-        "have learned something new. If a fact is missing, ask the search engine by writing "
-        "<search>your query</search>; the passages it finds come back between <information> and </information>. "
-        "You may search more than once. As soon as you know enough, write only the answer itself, as short as "
-        "possible, between <answer> and </answer>, for example <answer>Lima</answer>.\n"
+        "Answer the question below. Think first, between <think> and </think>, and think again whenever "
+        "you have learned something new. If a fact is missing, ask the search engine by writing "
+        "<search>your query</search>; the passages it finds come back between <information> and "
+        "</information>. You may search more than once. As soon as you know enough, write only the answer "
+        "itself, as short as possible, between <answer> and </answer>, for example <answer>Lima</answer>.\n"
         "Question: {question}\n"
     ),
     # for tiny models that were taught the tags by demonstrations
@@ -22,7 +22,7 @@ PROMPTS: dict[str, str] = {
 
 
 def load_prompt(path: str | Path) -> str:
-    """The template in a UTF-8 text file. Raises ValueError where it does not hold ``{question}`` exactly once."""
+    """The template in a UTF-8 text file. Raises ValueError unless it holds ``{question}`` exactly once."""
     path = Path(path)
     try:
         template = path.read_text(encoding="utf-8")
@@ -43,7 +43,8 @@ def resolve_prompt(prompt: str | Path) -> str:
     if PLACEHOLDER in prompt:
         return _checked(prompt, "the prompt")
     raise ValueError(
-        f"unknown prompt {prompt!r}; known: {', '.join(sorted(PROMPTS))}; or give a template with {PLACEHOLDER} in it"
+        f"unknown prompt {prompt!r}; known: {', '.join(sorted(PROMPTS))}; "
+        f"or give a template with {PLACEHOLDER} in it"
     )
 
 

@@ -34,7 +34,8 @@ class Question:
             raise ValueError(f"a question's id must be a text that is not empty, got {self.id!r}")
         if not isinstance(self.text, str) or not self.text.strip():
             raise ValueError(f"question {self.id!r} has no text")
-        if isinstance(self.answers, str):
+        answers: object = self.answers
+        if isinstance(answers, str):
             raise ValueError(f"question {self.id!r}: answers must be a sequence of texts, not one text")
         object.__setattr__(self, "answers", tuple(self.answers))
         if not any(isinstance(answer, str) and answer.strip() for answer in self.answers):
@@ -51,8 +52,8 @@ class UnknownQuestion(KeyError):
 class QuestionSet(Sequence[Question]):
     """An immutable sequence of questions with unique ids.
 
-    Orders are made from hashes of the ids, not from a random generator: the same on every machine and version, and
-    little disturbed when questions are added or removed.
+    Orders are made from hashes of the ids, not from a random generator: the same on every machine and
+    version, and little disturbed when questions are added or removed.
     """
 
     def __init__(self, questions: Iterable[Question], name: str = "questions") -> None:
@@ -74,9 +75,12 @@ class QuestionSet(Sequence[Question]):
         try:
             return self._by_id[question_id]
         except (KeyError, TypeError):
-            near = difflib.get_close_matches(str(question_id), list(self._by_id)[:5000], n=3)
-            meant = f"; did you mean {', '.join(map(repr, near))}?" if near else ""
-            raise UnknownQuestion(f"no question {question_id!r} among the {len(self)} of {self.name}{meant}") from None
+            lowered = {known.lower(): known for known in list(self._by_id)[:5000]}  # enough for a hint
+            near = difflib.get_close_matches(str(question_id).lower(), lowered, n=3)
+            meant = f"; did you mean {', '.join(repr(lowered[name]) for name in near)}?" if near else ""
+            raise UnknownQuestion(
+                f"no question {question_id!r} among the {len(self)} of {self.name}{meant}"
+            ) from None
 
     def select(self, ids: Iterable[str]) -> QuestionSet:
         """The questions with these ids, in that order."""
@@ -85,7 +89,8 @@ class QuestionSet(Sequence[Question]):
     def filter(self, kind: str | None = None, where: Callable[[Question], bool] | None = None) -> QuestionSet:
         """The questions of this kind and for which ``where`` holds, in their order. May be empty."""
         return QuestionSet(
-            (q for q in self._questions if (kind is None or q.kind == kind) and (where is None or where(q))), self.name
+            (q for q in self._questions if (kind is None or q.kind == kind) and (where is None or where(q))),
+            self.name,
         )
 
     def order(self, seed: int) -> QuestionSet:
@@ -93,7 +98,10 @@ class QuestionSet(Sequence[Question]):
         return QuestionSet((self._questions[index] for index in self._epoch(seed, 0)), self.name)
 
     def sample_by_hash(self, limit: int, seed: int = 0) -> QuestionSet:
-        """At most ``limit`` questions chosen by hash, in their original order. A larger limit adds, never swaps."""
+        """At most ``limit`` questions chosen by hash, in their original order.
+
+        A larger limit adds to the choice of a smaller one.
+        """
         if limit < 0:
             raise ValueError(f"limit must not be negative, got {limit}")
         kept = sorted(self._epoch(seed, 0)[:limit])
@@ -102,8 +110,8 @@ class QuestionSet(Sequence[Question]):
     def batch(self, seed: int, start: int, count: int) -> tuple[Question, ...]:
         """Questions ``start`` to ``start + count - 1`` of the endless stream of ``seed``.
 
-        The stream is one reshuffled pass after another. It depends on the arguments alone, so a position is all that
-        a trainer has to remember. Raises ValueError for an empty set or a negative number.
+        The stream is one reshuffled pass after another. It depends on the arguments alone, so a position is
+        all that a trainer has to remember. Raises ValueError for an empty set or a negative number.
         """
         if not self._questions:
             raise ValueError(f"{self.name} is empty: there is nothing to draw from")
@@ -125,7 +133,9 @@ class QuestionSet(Sequence[Question]):
         salt = f"{int(seed)}:{epoch}:".encode()
 
         def key(index: int) -> bytes:
-            return blake2b(salt + self._questions[index].id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+            return blake2b(
+                salt + self._questions[index].id.encode("utf-8", "surrogatepass"), digest_size=16
+            ).digest()
 
         return tuple(sorted(range(len(self._questions)), key=key))
 
@@ -166,10 +176,11 @@ class QuestionSet(Sequence[Question]):
 def load_questions(path: str | Path, *, kind: str | None = None) -> QuestionSet:
     """Questions from a JSONL file (``.gz`` unpacked), one object a line.
 
-    Fields: ``id``; ``question`` (or ``problem``); ``golden_answers``, ``answers`` or ``answer``: a text, a number, a
-    list of them, or ``{"value": …, "aliases": […]}``; optional ``kind`` ("choice" where the row has ``options``,
-    otherwise "open"; the argument overrules both). Everything else goes into ``metadata``.
-    A broken line, a missing field, a double id or a row without answers raises ValueError with file, line and remedy.
+    Fields: ``id``; ``question`` (or ``problem``); ``golden_answers``, ``answers`` or ``answer``: a text, a
+    number, a list of them, or ``{"value": …, "aliases": […]}``; optional ``kind`` ("choice" where the row has
+    ``options``, otherwise "open"; the argument overrules both). Everything else goes into ``metadata``.
+    A broken line, a missing field, a double id or a row without answers raises ValueError with file, line and
+    remedy.
     """
     path = Path(path)
     questions: list[Question] = []
@@ -179,11 +190,13 @@ def load_questions(path: str | Path, *, kind: str | None = None) -> QuestionSet:
         try:
             row = json.loads(line)
         except (json.JSONDecodeError, RecursionError) as error:
-            raise ValueError(f"{where}: not valid JSON ({error}); every line must be one JSON object") from None
+            raise ValueError(
+                f"{where}: not valid JSON ({error}); every line must be one JSON object"
+            ) from None
         question = question_from_row(row, where, kind)
         if question.id in first_line:
             raise ValueError(
-                f"{where}: id {question.id!r} was used on line {first_line[question.id]} already; ids must be unique"
+                f"{where}: id {question.id!r} is on line {first_line[question.id]} already; make ids unique"
             )
         first_line[question.id] = number
         questions.append(question)
@@ -229,5 +242,7 @@ def _answers(value: Any, where: str) -> tuple[str, ...]:
         if str(answer).strip():
             answers[str(answer).strip()] = None
     if not answers:
-        raise ValueError(f"{where} holds no answer; remove the row or give it at least one answer that is not blank")
+        raise ValueError(
+            f"{where} holds no answer; remove the row or give it at least one answer that is not blank"
+        )
     return tuple(answers)

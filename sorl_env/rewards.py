@@ -1,7 +1,7 @@
 """Rewards: what an episode earns, judged from the policy's own words alone.
 
-A reward function gets the texts of the policy's turns and the question, never a prompt or an observation, so a tag
-that stands in either of them cannot earn anything. It is called once, when the episode ends.
+A reward function gets the texts of the policy's turns and the question, never a prompt or an observation, so
+a tag that stands in either of them cannot earn anything. It is called once, when the episode ends.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from sorl_env.normalize import answer_tokens, normalize_answer
 from sorl_env.questions import Question
 
 __all__ = [
-    "REWARDS", "RewardFn", "answer_of", "contains", "contains_score", "exact_match", "exact_match_score",
-    "format_valid", "normalize_answer", "resolve_reward", "token_f1", "token_f1_score",
+    "REWARDS", "RewardFn", "answer_of", "answer_scores", "contains", "contains_score", "exact_match",
+    "exact_match_score", "format_valid", "normalize_answer", "resolve_reward", "token_f1", "token_f1_score",
 ]  # fmt: skip
 
 
@@ -31,7 +31,8 @@ class RewardFn(Protocol):
 def answer_of(action_texts: Sequence[str]) -> str | None:
     """The answer that the policy gave, or None: the last complete ``<answer>`` that was reached.
 
-    In a turn whose first action is a search, nothing after the search was reached. A turn that was cut gives none.
+    In a turn whose first action is a search, nothing after the search was reached. A turn that was cut gives
+    none.
     """
     for text in reversed(action_texts):
         if isinstance(text, CutText):
@@ -54,8 +55,20 @@ def token_f1(action_texts: Sequence[str], question: Question) -> float:
 
 
 def contains(action_texts: Sequence[str], question: Question) -> float:
-    """1.0 if a gold answer stands in the answer as whole words. Lenient: lists and negations pass; for evaluation."""
+    """1.0 if a gold answer stands in the answer as whole words.
+
+    Lenient (lists and negations pass): meant for evaluation, not for training.
+    """
     return _best(contains_score, action_texts, question)
+
+
+def answer_scores(action_texts: Sequence[str], question: Question) -> dict[str, float]:
+    """What evaluation reports of every episode, whatever its reward: exact_match, f1, contains."""
+    return {
+        "exact_match": exact_match(action_texts, question),
+        "f1": token_f1(action_texts, question),
+        "contains": contains(action_texts, question),
+    }
 
 
 def exact_match_score(prediction: str, gold: str) -> float:
@@ -128,7 +141,9 @@ def resolve_reward(reward: str | RewardFn) -> RewardFn:
         except KeyError:
             raise ValueError(f"unknown reward {reward!r}; known: {', '.join(sorted(REWARDS))}") from None
     if not callable(reward):
-        raise ValueError(f"reward must be a name or a function (action_texts, question) -> float, got {reward!r}")
+        raise ValueError(
+            f"reward must be a name or a function (action_texts, question) -> float, got {reward!r}"
+        )
     return reward
 
 
@@ -137,7 +152,9 @@ def checked_reward(reward_fn: RewardFn, action_texts: Sequence[str], question: Q
     value = float(reward_fn(action_texts, question))
     if not math.isfinite(value):
         name = getattr(reward_fn, "__name__", repr(reward_fn))
-        raise ValueError(f"reward {name} gave {value} for question {question.id!r}; it must be a finite number")
+        raise ValueError(
+            f"reward {name} gave {value} for question {question.id!r}; it must be a finite number"
+        )
     return value
 
 

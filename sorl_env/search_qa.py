@@ -23,7 +23,8 @@ class SearchQAEnv(gymnasium.Env[str, str]):
 
     Args:
         retriever: answers the queries; None: BM25 over the bundled corpus.
-        questions: a QuestionSet, any sequence of Questions, or the path of a JSONL file; None: the bundled ones.
+        questions: a QuestionSet, any sequence of Questions, or the path of a JSONL file; None: the bundled
+            ones.
         reward: a name in ``rewards.REWARDS`` or a function ``(action_texts, question) -> float``.
         split: which of the bundled questions: "train", "dev", "test" or "test_unseen".
         render_mode: None, "ansi" (``render()`` returns the transcript) or "human" (every turn is printed).
@@ -54,7 +55,9 @@ class SearchQAEnv(gymnasium.Env[str, str]):
         self.action_space = AnyText()
         self._episode: Episode | None = None
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
         """Begin an episode. Raises KeyError for an unknown question id, ValueError for an unknown option."""
         super().reset(seed=seed)
         question_id = checked_options(options, ("question_id",)).get("question_id")
@@ -97,7 +100,7 @@ class SearchQAEnv(gymnasium.Env[str, str]):
         return {"episode": self._running().get_state(), "np_random": self.np_random.bit_generator.state}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly where ``get_state`` was called, here or in another environment with the same options."""
+        """Go on exactly where ``get_state`` was called, here or in an environment with the same options."""
         episode = Episode(self.questions.by_id(state["episode"]["question_id"]), self.rules, self.reward_fn)
         episode.set_state(state["episode"])
         self._episode = episode
@@ -122,19 +125,23 @@ def make_rules(options: Mapping[str, Any]) -> EpisodeRules:
     return EpisodeRules(**options)
 
 
-def resolve_questions(questions: QuestionSet | Sequence[Question] | str | Path | None, split: str) -> QuestionSet:
+def resolve_questions(
+    questions: QuestionSet | Sequence[Question] | str | Path | None, split: str
+) -> QuestionSet:
     """The questions meant by the argument of that name. Raises ValueError for an empty set."""
     if questions is None:
         from sorl_env.world import world_questions  # the bundled data is read only where it is wanted
 
-        questions = world_questions(split)
+        chosen = world_questions(split)
+    elif isinstance(questions, QuestionSet):
+        chosen = questions
     elif isinstance(questions, (str, Path)):
-        questions = load_questions(questions)
-    elif not isinstance(questions, QuestionSet):
-        questions = QuestionSet(questions)
-    if not len(questions):
-        raise ValueError(f"{questions.name} holds no question; give at least one")
-    return questions
+        chosen = load_questions(questions)
+    else:
+        chosen = QuestionSet(questions)
+    if not len(chosen):
+        raise ValueError(f"{chosen.name} holds no question; give at least one")
+    return chosen
 
 
 def resolve_retriever(retriever: Retriever | None) -> Retriever:
@@ -152,7 +159,9 @@ def searched(retriever: Retriever, queries: Sequence[str], top_k: int) -> list[l
     """One list of hits for each query. Raises ValueError if the retriever breaks that promise."""
     found = retriever.search(queries, top_k)
     if len(found) != len(queries):
-        raise ValueError(f"{type(retriever).__name__}.search gave {len(found)} results for {len(queries)} queries")
+        raise ValueError(
+            f"{type(retriever).__name__}.search gave {len(found)} results for {len(queries)} queries"
+        )
     return found
 
 

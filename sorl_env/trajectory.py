@@ -1,4 +1,4 @@
-"""The record of an episode: turns of token ids as they were sampled, and the text beside them. JSONL in and out."""
+"""The record of an episode: token ids as they were sampled, with the text beside them. JSONL in and out."""
 
 from __future__ import annotations
 
@@ -41,7 +41,11 @@ class Turn:
     truncated: bool = False
 
     def __post_init__(self) -> None:
-        _set(self, observation_ids=tuple(map(int, self.observation_ids)), action_ids=tuple(map(int, self.action_ids)))
+        _set(
+            self,
+            observation_ids=tuple(map(int, self.observation_ids)),
+            action_ids=tuple(map(int, self.action_ids)),
+        )
         _set(self, action_logprobs=tuple(map(float, self.action_logprobs)), reward=float(self.reward))
         _set(self, observation_text=joined(self.observation_text), action_text=joined(self.action_text))
         _set(self, truncated=bool(self.truncated))
@@ -53,7 +57,9 @@ class Turn:
         if not self.action_ids:
             raise ValueError("turn has no action token; an engine must sample at least one")
         if not self.observation_ids:
-            raise ValueError("turn has no observation token; without one its mask would run into the turn before")
+            raise ValueError(
+                "turn has no observation token; without one its mask would run into the turn before"
+            )
         if min(self.observation_ids) < 0 or min(self.action_ids) < 0:
             raise ValueError("turn holds a negative token id; padding has no place in a trajectory")
         if not all(map(math.isfinite, self.action_logprobs)):
@@ -74,8 +80,8 @@ class Trajectory:
         stop: one of STOP_REASONS.
         info: anything else that JSON can hold; tuples become lists, numpy scalars plain numbers.
 
-    The token row is observation and action of turn 0, then of turn 1, and so on: nothing is encoded again, so the
-    prompt of a turn starts with all the tokens of the turns before it.
+    The token row is observation and action of turn 0, then of turn 1, and so on: nothing is encoded again, so
+    the prompt of a turn starts with all the tokens of the turns before it.
     """
 
     turns: tuple[Turn, ...]
@@ -88,14 +94,13 @@ class Trajectory:
     def __post_init__(self) -> None:
         _set(self, turns=tuple(self.turns), policy_version=int(self.policy_version))
         _set(self, question_id=joined(self.question_id))
-        if isinstance(self.group_id, np.integer):
-            _set(self, group_id=int(self.group_id))
-        elif isinstance(self.group_id, str):
-            _set(self, group_id=joined(self.group_id))
-        if not isinstance(self.group_id, (str, int)):
+        _set(self, group_id=plain(self.group_id, "group_id"))
+        if isinstance(self.group_id, bool) or not isinstance(self.group_id, (str, int)):
             raise ValueError(f"group_id must be a text or a whole number, got {self.group_id!r}")
         if not self.turns:
-            raise ValueError(f"trajectory of question {self.question_id!r} has no turn; it needs at least one")
+            raise ValueError(
+                f"trajectory of question {self.question_id!r} has no turn; it needs at least one"
+            )
         if self.stop not in STOP_REASONS:
             raise ValueError(f"unknown stop {self.stop!r}; known: {', '.join(STOP_REASONS)}")
         _set(self, info=plain(self.info, "info"))
@@ -163,13 +168,18 @@ def to_row(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def from_row(row: Mapping[str, Any]) -> Trajectory:
-    """The inverse of ``to_row``. Raises ValueError for a missing field, another schema or a broken invariant."""
+    """The inverse of ``to_row``.
+
+    Raises ValueError for a missing field, another schema or a broken invariant.
+    """
     schema = row.get("schema", SCHEMA)
     if schema != SCHEMA:
         raise ValueError(f"trajectory has schema {schema!r}, this version reads {SCHEMA}")
     try:
         fields = {name: row[name] for name in ("question_id", "group_id", "policy_version", "stop")}
-        return Trajectory(turns=tuple(Turn(**turn) for turn in row["turns"]), info=row.get("info", {}), **fields)
+        return Trajectory(
+            turns=tuple(Turn(**turn) for turn in row["turns"]), info=row.get("info", {}), **fields
+        )
     except KeyError as error:
         raise ValueError(f"trajectory lacks the field {error}") from None
     except TypeError as error:
@@ -208,7 +218,7 @@ def iter_jsonl(path: str | Path) -> Iterator[Trajectory]:
 
 
 def joined(text: str) -> str:
-    """``text`` as a plain str in which two surrogate halves that follow one another are the character they encode.
+    """``text`` as a plain str, in which adjacent surrogate halves are joined to the character they encode.
 
     JSON cannot tell the two forms apart; a lone half stays.
     """
@@ -221,7 +231,7 @@ def joined(text: str) -> str:
 
 
 def plain(value: Any, where: str) -> Any:
-    """``value`` in JSON's own types. Raises ValueError, naming the place, for anything that JSON cannot hold."""
+    """``value`` in JSON's own types. Raises ValueError, naming the place, for what JSON cannot hold."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, (bool, int)):

@@ -31,13 +31,14 @@ from sorl_env.spaces import AnyText
 class SearchQAVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], np.ndarray]):
     """``num_envs`` episodes of SearchQAEnv in lockstep; the other arguments are those of SearchQAEnv.
 
-    Episode for episode equal to single environments, where slot ``i`` is seeded with ``seed + i``. All queries of a
-    step go to the retriever in one call. A finished slot keeps still until ``reset``: its action is ignored, its
-    observation is "", its reward 0, its flags, ``stop``, ``searches`` and ``answer`` stay as they were at the end, and
-    what an info says of the turn (``action_kind``, ``retrieved_ids``, ``retrieved_titles``) is empty.
+    Episode for episode equal to single environments, where slot ``i`` is seeded with ``seed + i``. All
+    queries of a step go to the retriever in one call. A finished slot keeps still until ``reset``: its action
+    is ignored, its observation is "", its reward 0, its flags, ``stop``, ``searches`` and ``answer`` stay as
+    they were at the end, and what an info says of the turn (``action_kind``, ``retrieved_ids``,
+    ``retrieved_titles``) is empty.
 
-    ``reset(options=…)`` takes ``question_ids`` (one id a slot; None leaves the slot idle, which counts as finished)
-    and ``reset_mask`` (which slots to reset; the others go on).
+    ``reset(options=…)`` takes ``question_ids`` (one id a slot; None leaves the slot idle, which counts as
+    finished) and ``reset_mask`` (which slots to reset; the others go on).
 
     ``infos`` holds one object array of length ``num_envs`` for each of ``episode.INFO_KEYS``.
     """
@@ -78,13 +79,17 @@ class SearchQAVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], np.ndarray]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[tuple[str, ...], dict[str, Any]]:
-        """Begin episodes. Raises KeyError for an unknown question id, ValueError for options that do not fit."""
+        """Begin episodes. Raises KeyError for an unknown question id, ValueError for options that do not
+        fit.
+        """
         super().reset(seed=seed)
         if seed is not None:
             self._generators = None
         chosen = checked_options(options, ("question_ids", "reset_mask"))
         mask = self._per_slot(chosen.get("reset_mask"), "reset_mask", default=True)
-        questions = self._questions_for(chosen.get("question_ids"), mask)  # all looked up before any slot changes
+        questions = self._questions_for(
+            chosen.get("question_ids"), mask
+        )  # all looked up before any slot changes
         observations = []
         for slot, question in enumerate(questions):
             episode = self._episodes[slot]
@@ -106,12 +111,16 @@ class SearchQAVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], np.ndarray]):
     ) -> tuple[tuple[str, ...], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Play one turn in every slot that is not finished.
 
-        Returns observations (a tuple of N texts), rewards (N,) float64, terminated (N,) bool, truncated (N,) bool,
-        infos. Raises RuntimeError if all slots are finished, ValueError for a wrong number of actions.
+        Returns observations (a tuple of N texts), rewards (N,) float64, terminated (N,) bool, truncated (N,)
+        bool, infos. Raises RuntimeError if all slots are finished, ValueError for a wrong number of actions.
         """
         if isinstance(actions, str) or len(actions) != self.num_envs:
-            raise ValueError(f"step() takes one action for each of the {self.num_envs} slots, got {actions!r:.80}")
-        live = [(slot, episode) for slot, episode in enumerate(self._episodes) if episode and not episode.finished]
+            raise ValueError(
+                f"step() takes one action for each of the {self.num_envs} slots, got {actions!r:.80}"
+            )
+        live = [
+            (slot, episode) for slot, episode in enumerate(self._episodes) if episode and not episode.finished
+        ]
         if not live:
             raise RuntimeError("every episode is over; call reset() before the next step")
         for slot, _ in live:
@@ -149,7 +158,9 @@ class SearchQAVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], np.ndarray]):
             return dict.fromkeys(asked)
         return dict(zip(asked, found, strict=True))
 
-    def _questions_for(self, question_ids: Sequence[str | None] | None, mask: Sequence[bool]) -> list[Question | None]:
+    def _questions_for(
+        self, question_ids: Sequence[str | None] | None, mask: Sequence[bool]
+    ) -> list[Question | None]:
         """One question a slot; drawn with the slot's own generator where no ids are given."""
         if question_ids is not None:
             ids = self._per_slot(question_ids, "question_ids", default=None)
@@ -162,7 +173,8 @@ class SearchQAVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], np.ndarray]):
 
     def _slot_generators(self) -> list[np.random.Generator]:
         if self._generators is None:
-            # the base class made np_random from the seed of the last seeded reset, or from the system's entropy
+            # the base class made np_random from the seed of the last seeded reset, or from the system's
+            # entropy
             base = self.np_random_seed
             if base is None or base < 0:  # gymnasium's mark for a generator set by hand
                 base = int(self.np_random.integers(2**31))

@@ -8,7 +8,7 @@ from retrieval_index.types import Hit, Passage, RetrievalError
 
 
 class FakeRetriever:
-    """A Retriever that knows its answers: ``table[query]``, or else passages that share a word with the query.
+    """A Retriever that knows its answers: ``table[query]``, or else passages sharing a word with the query.
 
     ``calls`` records ``(queries, top_k)`` of every search; with ``fails`` every search raises RetrievalError.
     """
@@ -34,5 +34,7 @@ class FakeRetriever:
         if query in self.table:
             return [Hit(passage, 1.0 / rank) for rank, passage in enumerate(self.table[query], start=1)]
         words = set(query.lower().split())
-        scored = [Hit(p, float(len(words & set(f"{p.title} {p.text}".lower().split())))) for p in self.passages]
+        scored = [
+            Hit(p, float(len(words & set(f"{p.title} {p.text}".lower().split())))) for p in self.passages
+        ]
         return sorted((hit for hit in scored if hit.score > 0), key=lambda hit: -hit.score)
