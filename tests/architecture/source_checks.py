@@ -211,8 +211,9 @@ def bad_habits(source: str, relative_path: str) -> Iterator[str]:
     for number, line in enumerate(source.splitlines(), start=1):
         if match := _LEFTOVER.search(line):
             yield f"{relative_path}:{number}: {match.group()}: finish it or leave it out"
+    in_a_test = relative_path.startswith("tests/")  # which may show that a type survives being sent
     for found in find_imports(source, relative_path):
-        if found.library in _UNSAFE_MODULES:
+        if found.library in _UNSAFE_MODULES and not in_a_test:
             yield f"{relative_path}:{found.line}: imports {found.library}; use JSON or safetensors"
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ExceptHandler) and node.type is None:
