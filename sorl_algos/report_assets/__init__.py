@@ -1,0 +1,1 @@
+"""Parts of the run report: run directories, HTML elements, charts, sections, style and script."""
