@@ -26,7 +26,13 @@ from typing import Any
 import numpy as np
 
 from retrieval_index.analysis import Analyzer, BM25Parameters
-from retrieval_index.bm25 import MATRIX_FILES, indexed_text, save_matrix_extras
+from retrieval_index.bm25 import (
+    MATRIX_FILES,
+    PARAMETERS_FILE,
+    VOCABULARY_FILE,
+    indexed_text,
+    save_matrix_extras,
+)
 from retrieval_index.corpus import CorpusPaths, as_paths, read_corpus
 from retrieval_index.manifest import (
     CREATED_BY,
@@ -47,6 +53,7 @@ Progress = Callable[[str, int, int], None]  # stage ("hash", "read", "score", "c
 
 PLAN_FILE = "building.json"
 SHARDS = "shards"
+INDEX_FILES = sorted([TEXT_FILE, OFFSETS_FILE, VOCABULARY_FILE, PARAMETERS_FILE, *MATRIX_FILES.values()])
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +116,16 @@ def build_bm25(
         try:
             shards, resumed = _read_shards(paths, partial, parameters, shard_rows, tell)
         except ValueError:
-            _clear(partial)  # a corpus with a broken line can never be finished as it is
+            # A corpus with a broken line can never be finished as it is. The plan, which marks the
+            # directory as ours, goes last.
+            _clear(partial, keep=PLAN_FILE)
+            _clear(partial)
             partial.rmdir()
             raise
         if [record.bytes for record in corpus] != [path.stat().st_size for path in paths]:
             raise RetrievalError("a corpus file changed while it was read; run the build again")
         _write_offsets(partial, shards)
         passages = _write_matrix(partial, shards, parameters, tell)
-        shutil.rmtree(partial / SHARDS)
-        (partial / PLAN_FILE).unlink()
         manifest = _seal(partial, passages, parameters, corpus, tell)
         _publish(partial, output)
     return result(manifest, resumed=resumed)
@@ -207,8 +215,14 @@ def _write_matrix(partial: Path, shards: int, parameters: BM25Parameters, tell: 
 def _seal(
     partial: Path, passages: int, parameters: BM25Parameters, corpus: tuple[FileRecord, ...], tell: Progress
 ) -> Manifest:
-    """Flush every file to disk, then write the manifest over their hashes."""
-    files = sorted(partial.iterdir())
+    """Flush every file to disk, then write the manifest over their hashes.
+
+    The shards stay until then: whatever the moment of a kill, either they or the whole index are there.
+    """
+    for path in partial.iterdir():
+        if path.name not in (*INDEX_FILES, PLAN_FILE, SHARDS):
+            path.unlink()  # the temporary name of a manifest that was cut short
+    files = [partial / name for name in INDEX_FILES]
     for path in files:
         _sync(path)
     manifest = Manifest(
@@ -224,6 +238,9 @@ def _seal(
 
 def _publish(partial: Path, output: Path) -> None:
     """Put the finished directory in its place; an index that is there moves aside first."""
+    if (partial / SHARDS).exists():
+        shutil.rmtree(partial / SHARDS)
+    (partial / PLAN_FILE).unlink(missing_ok=True)
     old = output.with_name(output.name + ".old")
     if old.exists() and is_index(old):
         shutil.rmtree(old)
@@ -254,7 +271,7 @@ def check_output(output: Path) -> None:
         if not directory.is_dir():
             raise RetrievalError(f"{directory} is a file; name another directory for the index")
         ours = is_index(directory) or (marker == PLAN_FILE and (directory / PLAN_FILE).is_file())
-        if not ours and any(directory.iterdir()):
+        if not ours and any(path.name != PLAN_FILE + ".tmp" for path in directory.iterdir()):
             raise RetrievalError(
                 f"{directory} holds something that is not an index and is left alone; name another directory"
             )
@@ -293,13 +310,18 @@ def _prepare(partial: Path, plan: dict[str, Any]) -> None:
     except (OSError, ValueError):
         found = None
     if found != plan:
-        _clear(partial)
+        # An empty plan fits nothing: if the clearing is cut short, the next build clears again.
+        _write_atomically(partial / PLAN_FILE, "{}")
+        _clear(partial, keep=PLAN_FILE)
         _write_atomically(partial / PLAN_FILE, json.dumps(plan))
+    (partial / MANIFEST_FILE).unlink(missing_ok=True)  # of an index that turned out to be damaged
     (partial / SHARDS).mkdir(exist_ok=True)
 
 
-def _clear(directory: Path) -> None:
+def _clear(directory: Path, keep: str = "") -> None:
     for path in directory.iterdir():
+        if path.name == keep:
+            continue
         if path.is_dir():
             shutil.rmtree(path)
         else:
