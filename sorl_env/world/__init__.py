@@ -21,8 +21,16 @@ CORPUS_PATH = Path(__file__).with_name("corpus.jsonl.gz")
 QUESTIONS_PATH = Path(__file__).with_name("questions.jsonl.gz")
 SPLITS = ("train", "dev", "test", "test_unseen")
 
-__all__ = ["CORPUS_PATH", "QUESTIONS_PATH", "SPLITS", "WorldRetriever", "unseen_passage_ids", "world_passages",
-           "world_questions", "world_retriever"]
+__all__ = [
+    "CORPUS_PATH",
+    "QUESTIONS_PATH",
+    "SPLITS",
+    "WorldRetriever",
+    "unseen_passage_ids",
+    "world_passages",
+    "world_questions",
+    "world_retriever",
+]
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -44,7 +52,9 @@ def _corpus() -> tuple[tuple[Passage, ...], frozenset[str]]:
 def _questions() -> dict[str, QuestionSet]:
     parts: dict[str, list[Question]] = {split: [] for split in SPLITS}
     for row in _rows(QUESTIONS_PATH):
-        question = Question(row["id"], row["question"], tuple(row["golden_answers"]), row["kind"], row["metadata"])
+        question = Question(
+            row["id"], row["question"], tuple(row["golden_answers"]), row["kind"], row["metadata"]
+        )
         parts[row["split"]].append(question)
     return {split: QuestionSet(part, f"world/{split}") for split, part in parts.items()}
 
@@ -55,7 +65,10 @@ def world_passages() -> list[Passage]:
 
 
 def unseen_passage_ids() -> frozenset[str]:
-    """Ids of the passages about entities that only `test_unseen` asks about: leave them out of pre-training."""
+    """Ids of the passages about entities that only `test_unseen` asks about.
+
+    Pre-training leaves them out, so that a model cannot know those answers without searching.
+    """
     return _corpus()[1]
 
 

@@ -1,6 +1,6 @@
 """A small BM25 index in numpy: the retriever that works with nothing else installed.
 
-score(q, d) = sum over the terms t of q of  idf(t) * tf(t, d) / (tf(t, d) + k1 * (1 - b + b * len(d) / mean len))
+score(q, d) = sum over the terms t of q of idf(t) * tf(t, d) / (tf(t, d) + k1 * (1 - b + b * |d| / mean |d|))
 idf(t) = ln(1 + (N - n(t) + 0.5) / (n(t) + 0.5))
 
 This is the formula of Lucene's BM25Similarity (Robertson and Zaragoza, "The Probabilistic Relevance
@@ -23,15 +23,17 @@ K1, B = 0.9, 0.4
 _WORD = re.compile(r"\w+")
 # Only words that are neither an element's symbol nor an internet domain (as, at, be, in, is, it, to ... are).
 _STOP = frozenset(
-    "a an and are does for from has have how its of one or that the their there this was what when where which who "
-    "whose with".split()
+    "a an and are does for from has have how its of one or that the their there this was what when where "
+    "which who whose with".split()
 )
 
 
 def tokens(text: str) -> list[str]:
     """Lower-case words without accents; stop words left out, a plural or possessive s taken off."""
-    plain = text if text.isascii() else "".join(
-        c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c)
+    plain = (
+        text
+        if text.isascii()
+        else "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
     )
     return [stem(word) for word in _WORD.findall(plain.lower()) if word not in _STOP]
 
@@ -93,10 +95,10 @@ class WorldRetriever:
             term = self._vocabulary.get(word)
             if term is not None:
                 part = slice(self._starts[term], self._starts[term + 1])
-                scores[self._documents[part]] += times * self._weights[part]   # a passage has a term once
+                scores[self._documents[part]] += times * self._weights[part]  # a passage has a term once
         matched = np.flatnonzero(scores)
         if len(matched) > top_k:
-            # keep everything that reaches the k-th score, so that ties are cut by corpus order and not by chance
+            # all that reach the k-th score stay, so that ties are cut by corpus order and not by chance
             floor = np.partition(scores[matched], len(matched) - top_k)[len(matched) - top_k]
             matched = matched[scores[matched] >= floor]
         best = matched[np.argsort(-scores[matched], kind="stable")][:top_k]
