@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -122,6 +122,22 @@ def parse_parts(text: str, *, max_query_chars: int = MAX_QUERY_CHARS) -> Parsed:
     else:
         action = Answer(element.content.strip())
     return Parsed(action, text[: element.start], text[element.end :])
+
+
+def answer_of(action_texts: Sequence[str]) -> str | None:
+    """The answer that the policy gave, or None: the last complete ``<answer>`` that was reached.
+
+    In a turn whose first action is a search, nothing after the search was reached. A turn that was cut gives
+    none.
+    """
+    for text in reversed(action_texts):
+        if isinstance(text, CutText):
+            continue
+        found = list(elements(text))
+        if found and found[0].name == "answer":
+            last = [element for element in found if element.name == "answer"][-1]
+            return None if is_blank(last.content) else last.content.strip()
+    return None
 
 
 def clean_query(query: str, max_chars: int = MAX_QUERY_CHARS) -> str:

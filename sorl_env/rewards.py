@@ -9,16 +9,21 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
 
-from sorl_env.actions import CutText, elements, is_blank
+from sorl_env.actions import answer_of, is_blank
+from sorl_env.choices import choice_of, gold_of, options_of
+from sorl_env.legacy import mirage_legacy, search_r1_legacy
 from sorl_env.normalize import answer_tokens, normalize_answer
 from sorl_env.questions import Question
 
 __all__ = [
-    "REWARDS", "RewardFn", "answer_of", "answer_scores", "contains", "contains_score", "exact_match",
-    "exact_match_score", "format_valid", "normalize_answer", "resolve_reward", "token_f1", "token_f1_score",
+    "REWARDS", "RewardFn", "RewardSpec", "WeightedSum", "answer_of", "answer_scores", "choice_accuracy",
+    "contains", "contains_score", "exact_match", "exact_match_score", "format_reward", "format_valid",
+    "math_equal", "mirage_legacy", "normalize_answer", "resolve_reward", "search_r1_legacy", "token_f1",
+    "token_f1_score",
 ]  # fmt: skip
 
 
@@ -26,22 +31,6 @@ class RewardFn(Protocol):
     """The reward of an episode. ``action_texts`` holds the policy's turns in order, as they were written."""
 
     def __call__(self, action_texts: Sequence[str], question: Question) -> float: ...
-
-
-def answer_of(action_texts: Sequence[str]) -> str | None:
-    """The answer that the policy gave, or None: the last complete ``<answer>`` that was reached.
-
-    In a turn whose first action is a search, nothing after the search was reached. A turn that was cut gives
-    none.
-    """
-    for text in reversed(action_texts):
-        if isinstance(text, CutText):
-            continue
-        found = list(elements(text))
-        if found and found[0].name == "answer":
-            last = [element for element in found if element.name == "answer"][-1]
-            return None if is_blank(last.content) else last.content.strip()
-    return None
 
 
 def exact_match(action_texts: Sequence[str], question: Question) -> float:
@@ -62,13 +51,49 @@ def contains(action_texts: Sequence[str], question: Question) -> float:
     return _best(contains_score, action_texts, question)
 
 
+def choice_accuracy(action_texts: Sequence[str], question: Question) -> float:
+    """1.0 if the answer chooses the right option; one that chooses none, or two, is wrong (rules:
+    ``choices``).
+    """
+    gold, answer = gold_of(question), answer_of(action_texts)
+    return float(answer is not None and choice_of(answer, options_of(question)) == gold)
+
+
+def math_equal(action_texts: Sequence[str], question: Question) -> float:
+    """1.0 if the answer is mathematically equal to a gold answer (rules: ``math_answers``; needs
+    math-verify).
+    """
+    from sorl_env.math_answers import math_equal_score
+
+    return _best(math_equal_score, action_texts, question)
+
+
+def format_reward(action_texts: Sequence[str], question: Question) -> float:
+    """1.0 if the whole episode keeps the form (think search information)* think answer, whatever it
+    answers.
+    """
+    if any("<information>" in text or "</information>" in text for text in action_texts):
+        return 0.0  # only the environment writes that block
+    return float(format_valid("<information>…</information>".join(action_texts)))
+
+
 def answer_scores(action_texts: Sequence[str], question: Question) -> dict[str, float]:
-    """What evaluation reports of every episode, whatever its reward: exact_match, f1, contains."""
-    return {
+    """What evaluation reports of every episode, whatever its reward.
+
+    exact_match, f1, contains; for a question of kind "choice" also choice_accuracy and unparseable (1.0 where
+    an answer was given that chooses no option).
+    """
+    scores = {
         "exact_match": exact_match(action_texts, question),
         "f1": token_f1(action_texts, question),
         "contains": contains(action_texts, question),
     }
+    if question.kind == "choice":
+        answer = answer_of(action_texts)
+        chosen = None if answer is None else choice_of(answer, options_of(question))
+        scores["choice_accuracy"] = float(chosen == gold_of(question))
+        scores["unparseable"] = float(answer is not None and chosen is None)
+    return scores
 
 
 def exact_match_score(prediction: str, gold: str) -> float:
@@ -130,21 +155,66 @@ REWARDS: dict[str, RewardFn] = {
     "exact_match": exact_match,
     "token_f1": token_f1,
     "contains": contains,
+    "choice_accuracy": choice_accuracy,
+    "math_equal": math_equal,
+    "format": format_reward,
+    "search_r1_legacy": search_r1_legacy,
+    "mirage_legacy": mirage_legacy,
 }
 
+RewardSpec: TypeAlias = str | Mapping[str, float] | RewardFn
 
-def resolve_reward(reward: str | RewardFn) -> RewardFn:
-    """The function named in REWARDS, or the function itself. Raises ValueError for an unknown name."""
+
+@dataclass(frozen=True, slots=True)
+class WeightedSum:
+    """The sum of named rewards, each times its weight."""
+
+    parts: tuple[tuple[str, float], ...]
+
+    def __post_init__(self) -> None:
+        for name, weight in self.parts:
+            _named(name)
+            if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
+                raise ValueError(f"the weight of reward {name!r} must be a finite number, got {weight!r}")
+        if not self.parts:
+            raise ValueError(f"a weighted sum needs at least one reward; known: {', '.join(sorted(REWARDS))}")
+
+    def __call__(self, action_texts: Sequence[str], question: Question) -> float:
+        return math.fsum(weight * REWARDS[name](action_texts, question) for name, weight in self.parts)
+
+
+def resolve_reward(reward: RewardSpec) -> RewardFn:
+    """The reward function meant by ``reward``.
+
+    A name in REWARDS; a sum of names with weights, as a mapping or as text (``"exact_match + 0.1*format"``);
+    or a function ``(action_texts, question) -> float``. Raises ValueError for anything else, with the known
+    names.
+    """
     if isinstance(reward, str):
-        try:
-            return REWARDS[reward]
-        except KeyError:
-            raise ValueError(f"unknown reward {reward!r}; known: {', '.join(sorted(REWARDS))}") from None
+        terms = [_term(term) for term in reward.split("+")]
+        return _named(terms[0][0]) if len(terms) == 1 and terms[0][1] == 1.0 else WeightedSum(tuple(terms))
+    if isinstance(reward, Mapping):
+        return WeightedSum(tuple(reward.items()))
     if not callable(reward):
         raise ValueError(
             f"reward must be a name or a function (action_texts, question) -> float, got {reward!r}"
         )
     return reward
+
+
+def _term(term: str) -> tuple[str, float]:
+    weight, star, name = term.rpartition("*")
+    try:
+        return name.strip(), float(weight) if star else 1.0
+    except ValueError:
+        raise ValueError(f"{term.strip()!r} is not a weighted reward; write it as 0.1*format") from None
+
+
+def _named(name: str) -> RewardFn:
+    try:
+        return REWARDS[name]
+    except KeyError:
+        raise ValueError(f"unknown reward {name!r}; known: {', '.join(sorted(REWARDS))}") from None
 
 
 def checked_reward(reward_fn: RewardFn, action_texts: Sequence[str], question: Question) -> float:

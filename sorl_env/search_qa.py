@@ -12,7 +12,7 @@ import gymnasium
 from retrieval_index.types import Hit, RetrievalError, Retriever
 from sorl_env.episode import Episode, EpisodeRules, Step
 from sorl_env.questions import Question, QuestionSet, load_questions
-from sorl_env.rewards import RewardFn, resolve_reward
+from sorl_env.rewards import RewardSpec, resolve_reward
 from sorl_env.spaces import AnyText
 
 RENDER_MODES = ("ansi", "human")
@@ -25,7 +25,8 @@ class SearchQAEnv(gymnasium.Env[str, str]):
         retriever: answers the queries; None: BM25 over the bundled corpus.
         questions: a QuestionSet, any sequence of Questions, or the path of a JSONL file; None: the bundled
             ones.
-        reward: a name in ``rewards.REWARDS`` or a function ``(action_texts, question) -> float``.
+        reward: a name in ``rewards.REWARDS``, a weighted sum of them (``"exact_match + 0.1*format"`` or a
+            mapping), or a function ``(action_texts, question) -> float``.
         split: which of the bundled questions: "train", "dev", "test" or "test_unseen".
         render_mode: None, "ansi" (``render()`` returns the transcript) or "human" (every turn is printed).
         rules: options of ``EpisodeRules``: max_searches, top_k, max_observation_words, max_query_chars,
@@ -41,7 +42,7 @@ class SearchQAEnv(gymnasium.Env[str, str]):
         self,
         retriever: Retriever | None = None,
         questions: QuestionSet | Sequence[Question] | str | Path | None = None,
-        reward: str | RewardFn = "exact_match",
+        reward: RewardSpec = "exact_match",
         split: str = "train",
         render_mode: str | None = None,
         **rules: Any,

@@ -14,7 +14,7 @@ from gymnasium.vector.utils import batch_space
 from retrieval_index.types import Hit, RetrievalError, Retriever
 from sorl_env.episode import INFO_KEYS, Episode
 from sorl_env.questions import Question, QuestionSet
-from sorl_env.rewards import RewardFn, resolve_reward
+from sorl_env.rewards import RewardSpec, resolve_reward
 from sorl_env.search_qa import (
     RENDER_MODES,
     check_action,
@@ -54,7 +54,7 @@ class SearchQAVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], np.ndarray]):
         num_envs: int = 1,
         retriever: Retriever | None = None,
         questions: QuestionSet | Sequence[Question] | str | Path | None = None,
-        reward: str | RewardFn = "exact_match",
+        reward: RewardSpec = "exact_match",
         split: str = "train",
         render_mode: str | None = None,
         **rules: Any,

@@ -138,7 +138,7 @@ def test_answer_of(texts: list[str], answer: str | None) -> None:
 
 def test_no_answer_earns_nothing() -> None:
     empty = Question("q", "?", ("a", "the"))
-    for reward in REWARDS.values():
+    for reward in (REWARDS[name] for name in ("exact_match", "token_f1", "contains", "math_equal")):
         assert reward(["<think>Lisbon</think> Lisbon"], LISBON) == 0.0
         assert reward(["<answer></answer>"], empty) == 0.0
         assert reward(["<answer>Lisbon</answer>"], LISBON) == 1.0
