@@ -225,9 +225,7 @@ def bad_habits(source: str, relative_path: str) -> Iterator[str]:
 
 def _bad_call(node: ast.Call) -> Iterator[str]:
     name = ast.unparse(node.func)
-    constants = {
-        word.arg: word.value.value for word in node.keywords if isinstance(word.value, ast.Constant)
-    }
+    constants = {word.arg: word.value.value for word in node.keywords if isinstance(word.value, ast.Constant)}
     if name in ("eval", "exec", "builtins.eval", "builtins.exec"):
         yield f"calls {name}"
     if name == "torch.load" and constants.get("weights_only") is not True:
