@@ -143,7 +143,7 @@ def whiten(x: Tensor, mask: Tensor, *, sums: Tensor | None = None) -> Tensor:
     mean = total / count.clamp(min=1.0)
     variance = ((squares - mean * total) / (count - 1.0).clamp(min=1.0)).clamp(min=0.0)
     whitened = (x.double() - mean) / (variance + WHITEN_EPSILON).sqrt()
-    return masked(torch.where(count > 1, whitened, 0.0).to(x.dtype), mask)
+    return masked(whitened.to(x.dtype), mask)
 
 
 @torch.no_grad()

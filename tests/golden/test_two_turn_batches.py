@@ -1,7 +1,7 @@
 """Two-turn batches worked by hand, for each algorithm: both signs of the advantage, clipped and unclipped.
 
 One layout serves all. Columns: prompt, a a, observation, a a (a = action token), so turn 0 holds columns 1
-and 2, turn 1 columns 4 and 5. Ratios are given as numbers and turned into log-probabilities with old_logp = 0;
+and 2, turn 1 columns 4 and 5. Ratios are given as numbers and turned into log-probabilities (old_logp is 0);
 the prompt and the observation carry log-probabilities and advantages that must not be read (9).
 """
 

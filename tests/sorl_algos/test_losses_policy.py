@@ -323,6 +323,27 @@ def test_batch_without_action_tokens_stays_attached_with_zero_gradient() -> None
         assert all(value.eq(0) for value in out.metrics.values())
 
 
+def test_old_logp_and_advantages_are_constants() -> None:
+    batch = random_batch(seed=0)
+    old_logp, advantages = batch.old_logp.clone().requires_grad_(), batch.advantages.clone().requires_grad_()
+    for loss in (clipped_surrogate, cispo, reinforce):
+        clips = {} if loss is reinforce else CLIPS
+        out = loss(batch.logp, old_logp, advantages, batch.mask, batch.turn_ids, level="turn", **clips)
+        assert not out.per_token.requires_grad and not out.clip_excess.requires_grad
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_float32_follows_float64(level: str) -> None:
+    batch = random_batch(seed=9)
+    exact = clipped_surrogate(*batch.five, level=level, **CLIPS)
+    logp, old_logp, advantages, mask, ids = batch.five
+    single = clipped_surrogate(
+        logp.float(), old_logp.float(), advantages.float(), mask, ids, level=level, **CLIPS
+    )
+    assert single.per_token.dtype == torch.float32
+    same("float32 against float64", single.per_token, exact.per_token, tolerance=1e-5)
+
+
 # --- the clip by hand
 
 
