@@ -27,6 +27,10 @@ MAX_QUERY_CHARS = 512
 
 _TAG = re.compile(r"<(/?)(think|search|answer|information)>")
 _HIDING = ("think", "information")
+_DIALECT = re.compile(
+    r"(?P<search_r1></?(?:search|answer|information)>)|(?P<r1_searcher><\|(?:begin|end)_of_(?:query|documents)\|>)"
+    r"|(?P<tool_call></?tool_(?:call|response)>)|(?P<boxed>\\boxed\b)"
+)
 
 
 class CutText(str):
@@ -138,6 +142,16 @@ def answer_of(action_texts: Sequence[str]) -> str | None:
             last = [element for element in found if element.name == "answer"][-1]
             return None if is_blank(last.content) else last.content.strip()
     return None
+
+
+def dialect_of(text: str) -> str | None:
+    """The tag dialect whose action markers come first in ``text``, or None.
+
+    "search_r1" is the one that ``parse`` reads. "r1_searcher" (``<|begin_of_query|>``), "tool_call" (JSON in
+    ``<tool_call>``) and "boxed" are recognised, so that a foreign policy is told apart from a clumsy one.
+    """
+    found = _DIALECT.search(text)
+    return None if found is None else found.lastgroup
 
 
 def clean_query(query: str, max_chars: int = MAX_QUERY_CHARS) -> str:

@@ -57,12 +57,12 @@ def choice_of(text: str, options: Mapping[str, str]) -> str | None:
     """The letter of the option that ``text`` chooses, by letter or by the option's own text, or None.
 
     A text counts only if it equals exactly one option's: first letter for letter, save case and blanks, then
-    after ``normalize_answer``, unless a digit is in it (``1.5`` is not ``15``). A bare letter is read as a
-    letter even where some option's text is that letter.
+    after ``normalize_answer``, unless a digit is in it (``1.5`` is not ``15``). A bare letter, bracketed or not,
+    is read as a letter even where some option's text is that letter.
     """
     letters = tuple(options)
     bare = _bare(text)
-    if not re.fullmatch("[A-Za-z]", bare):
+    if not _WHOLE.fullmatch(bare):
         chosen = _by_text(bare, options)
         if chosen is None:
             sayings = list(_SAYING.finditer(bare))

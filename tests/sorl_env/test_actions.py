@@ -14,6 +14,7 @@ from sorl_env.actions import (
     CutText,
     Invalid,
     Search,
+    dialect_of,
     elements,
     parse,
     parse_parts,
@@ -97,6 +98,22 @@ def test_long_query_is_cut_after_collapsing_blanks() -> None:
 def test_query_can_be_sent_as_utf8() -> None:
     action = parse("<search>broken \ud83d half</search>")
     assert action == Search("broken ? half")
+
+
+@pytest.mark.parametrize(
+    ("text", "dialect"),
+    [
+        ("<think>x</think><search>q</search>", "search_r1"),
+        ("first <|begin_of_query|> q <|end_of_query|>", "r1_searcher"),
+        ('<tool_call>{"name":"search","arguments":{"query_list":["q"]}}</tool_call>', "tool_call"),
+        ("so it is \\boxed{12}", "boxed"),
+        ("<think>x</think> no action", None),
+        ("", None),
+    ],
+)
+def test_foreign_dialects_are_recognised_and_not_executed(text: str, dialect: str | None) -> None:
+    assert dialect_of(text) == dialect
+    assert isinstance(parse(text), Search if dialect == "search_r1" else Invalid)
 
 
 def test_before_and_after() -> None:
