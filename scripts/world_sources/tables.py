@@ -307,7 +307,7 @@ CURRENCY_ALIASES = {
     "XCG": ("Guilder",),
 }
 # Whose city it is, or whose capital, is disputed between the states concerned.
-DISPUTED_CITIES = frozenset({"Jerusalem", "East Jerusalem"})
+DISPUTED_CITY = "Jerusalem"  # and its parts
 DISPUTED_TIMEZONES = frozenset({"Europe/Simferopol"})
 # Used or dialled in a second place too, though the data name only one.
 SHARED_CURRENCIES = frozenset({"ZAR", "INR", "ILS", "MAD"})
