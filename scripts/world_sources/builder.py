@@ -83,7 +83,7 @@ class Builder:
         order = list(facts)
         if shuffle:
             rng.shuffle(order)
-        sentences = []
+        sentences: list[str] = []
         for kind, slots in order:
             forms = SENTENCES[kind]
             if not sentences:  # the first sentence has to name its subject

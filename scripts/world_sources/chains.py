@@ -2,7 +2,7 @@
 
 import random
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -155,16 +155,16 @@ def make_questions(builder: Builder, sizes: dict[str, int]) -> dict[str, list[di
     chains[3] = list(follow(chains[2], out, texts))
     rng = builder.rng("splits")
     groups: dict[bool, dict[int, list[Chain]]] = {True: defaultdict(list), False: defaultdict(list)}
-    for hops, rows in chains.items():
-        for chain in rows:
-            marks = {is_unseen(e, builder) for e in chain.entities}
+    for hops, followed in chains.items():
+        for chain in followed:
+            marks = {entity in builder.unseen for entity in chain.entities}
             if len(marks) == 1:
                 groups[marks.pop()][hops].append(chain)
     seen_count = sizes["train"] + sizes["dev"] + sizes["test"]
     used: set[str] = set()
     result: dict[str, list[dict[str, Any]]] = {}
     for unseen, count in ((False, seen_count), (True, sizes["test_unseen"])):
-        rows = []
+        rows: list[dict[str, Any]] = []
         for chain in pick(groups[unseen], count, rng):
             made = row(chain, builder, texts)
             if (plain := fold(made["question"])) not in used:
@@ -177,11 +177,3 @@ def make_questions(builder: Builder, sizes: dict[str, int]) -> dict[str, list[di
             cut = sizes["test"], sizes["test"] + sizes["dev"]
             result |= {"test": rows[: cut[0]], "dev": rows[cut[0] : cut[1]], "train": rows[cut[1] :]}
     return {name: sorted(result[name], key=lambda r: r["id"]) for name in sizes}
-
-
-def is_unseen(entity: str, builder: Builder) -> bool:
-    return entity in builder.unseen
-
-
-def path_counts(rows: list[dict[str, Any]]) -> Counter:
-    return Counter(" > ".join(r["metadata"]["relations"]) for r in rows)

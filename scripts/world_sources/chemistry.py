@@ -113,10 +113,10 @@ def write_element(element: Element, builder: Builder, sources: Sources, chosen: 
 
     heat = f"{key}-heat"
     facts = []
-    for relation, value in (("melting", element.melting), ("boiling", element.boiling)):
-        if value:
-            facts.append((relation, {"v": f"{value} kelvin"}))
-            builder.edge(relation, me, heat, f"{value} kelvin", (f"{value} K", str(value)))
+    for relation, heat_k in (("melting", element.melting), ("boiling", element.boiling)):
+        if heat_k:
+            facts.append((relation, {"v": f"{heat_k} kelvin"}))
+            builder.edge(relation, me, heat, f"{heat_k} kelvin", (f"{heat_k} K", str(heat_k)))
     if element.density:
         facts.append(("density", {"v": element.density}))
         builder.edge("density", me, heat, element.density)

@@ -261,10 +261,10 @@ def read_countries(
     countries, currencies, first_language = {}, {}, {}
     for code, row in rows.items():
         known = info.get(code, {})
-        continent = CONTINENTS[row["continentcode"]]
+        named = CONTINENTS[row["continentcode"]]
         region = known.get("region")
-        if region and region != ("Americas" if "America" in continent else continent):
-            continent = None
+        agreed = not region or region == ("Americas" if "America" in named else named)
+        continent = named if agreed else None
         languages = [part.split("-")[0] for part in (row["languages"] or "").split(",") if part]
         first_language[code] = languages[0] if languages else ""
         neighbours = [

@@ -305,7 +305,7 @@ def choose_cities(sources: Sources, count: int) -> list[City]:
             chosen[city.id] = city
             titles.add(title)
 
-    holders = [*sources.countries.values(), *sources.states.values()]
+    holders: list[Country | State] = [*sources.countries.values(), *sources.states.values()]
     for country in sources.countries.values():
         if country.capital:
             take(country.capital)
