@@ -1,0 +1,70 @@
+"""What the scripts show on a terminal: progress bars and tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+
+class RichProgress:
+    """Draws one bar a stage (the Progress of `sorl_algos.run`)."""
+
+    def __init__(self) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+                   TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
+        self._progress = Progress(*columns, console=Console())
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> RichProgress:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._progress.stop()
+
+    def begin(self, stage: str, total: int) -> None:
+        self._task = self._progress.add_task(stage, total=total, note="")
+
+    def advance(self, steps: int = 1, note: str = "") -> None:
+        assert self._task is not None
+        self._progress.update(self._task, advance=steps, note=note)
+
+
+_TITLES = {
+    "test": "held-out questions",
+    "test_unseen": "unseen entities",
+    "test_empty_index": "held-out, empty index",
+    "dev": "dev questions",
+}
+
+
+def results_table(evaluations: list[dict[str, Any]]) -> None:
+    """Prints exact match (95 % interval), F1 and searches, before and after."""
+    table = Table(title="before and after training")
+    for column in ("questions", "n", "exact match before", "exact match after", "F1 after", "searches after"):
+        table.add_column(column, justify="left" if column == "questions" else "right")
+    names = list(dict.fromkeys(entry["set"] for entry in evaluations))
+    by_key = {(entry["set"], entry["stage"]): entry for entry in evaluations}
+    for name in names:
+        before, after = by_key.get((name, "before")), by_key.get((name, "after"))
+        shown = after or before
+        assert shown is not None
+        table.add_row(
+            _TITLES.get(name, name),
+            str(shown["n"]),
+            _with_interval(before),
+            _with_interval(after),
+            f"{after['f1']['mean']:.3f}" if after else "-",
+            f"{after['searches']['mean']:.2f}" if after else "-",
+        )
+    Console().print(table)
+
+
+def _with_interval(entry: dict[str, Any] | None) -> str:
+    if entry is None:
+        return "-"
+    score = entry["exact_match"]
+    return f"{score['mean']:.3f} ({score['low']:.3f} to {score['high']:.3f})"

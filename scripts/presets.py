@@ -1,0 +1,54 @@
+"""Named experiments as Python values: `train.py NAME --lr 2e-4` starts from one and changes what is given."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from sorl_algos.config import TrainConfig
+
+_QUICKSTART = TrainConfig(index=Path("indexes/world"))
+_SMOKE = replace(
+    _QUICKSTART,
+    run_dir=Path("runs/smoke"),
+    updates=3,
+    questions_per_update=16,
+    minibatch_sequences=8,
+    critic_warmup_updates=1,
+    eval_every=3,
+    eval_limit=16,
+)
+
+PRESETS: dict[str, tuple[str, TrainConfig]] = {
+    "quickstart": ("SO-PPO on the bundled world with the bundled 2.6 M model: two CPU cores, minutes.", _QUICKSTART),
+    "quickstart_ppo": (
+        "The same with token-level PPO, to compare.",
+        replace(_QUICKSTART, algorithm="ppo", run_dir=Path("runs/quickstart_ppo")),
+    ),
+    "smoke": ("Three tiny updates of the quickstart: does everything run?", _SMOKE),
+    "smollm2_wiki": (
+        "SO-PPO with SmolLM2-135M-Instruct on real questions over a Wikipedia index (give --index and --questions).",
+        TrainConfig(
+            run_dir=Path("runs/smollm2_wiki"),
+            model="smollm2",
+            dtype="float32",
+            prompt="search_r1",
+            max_searches=1,
+            top_k=1,
+            max_observation_words=90,
+            questions_per_update=8,
+            group_size=2,
+            minibatch_sequences=16,
+            microbatch_sequences=4,
+            max_turn_tokens=48,
+            max_total_tokens=640,
+            lr=2e-6,
+            critic_lr=1e-4,
+            critic_warmup_updates=1,
+            updates=5,
+            eval_every=5,
+            eval_limit=32,
+            save_every=1,
+        ),
+    ),
+}

@@ -1,0 +1,129 @@
+"""Trains a search agent: `python scripts/train.py PRESET [--option value ...]`, `--help` after a preset lists options.
+
+A run directory that holds the same run is resumed; Ctrl-C saves before it ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import tyro
+
+from console import RichProgress, results_table
+from presets import PRESETS
+from sorl_algos.config import TrainConfig
+
+
+def fail(message: str) -> NoReturn:
+    """One clear line and exit status 2."""
+    print(f"error: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def parse(arguments: list[str]) -> tuple[TrainConfig, bool]:
+    """The configuration meant by the command line, and whether it is only to be shown."""
+    dry = "--dry-run" in arguments
+    arguments = [argument for argument in arguments if argument != "--dry-run"]
+    if not arguments or (arguments[0] not in PRESETS and not arguments[0].startswith("-")):
+        given = f"unknown preset {arguments[0]!r}" if arguments else "no preset given"
+        fail(f"{given}; known: {', '.join(PRESETS)} (try `train.py quickstart --help`)")
+    return tyro.extras.overridable_config_cli(PRESETS, description=__doc__, args=arguments), dry
+
+
+def load_questions(spec: str) -> Any:
+    """The questions of ``world:SPLIT`` or of a file."""
+    from sorl_env.questions import load_questions as load
+    from sorl_env.world import world_questions
+
+    if spec.startswith("world:"):
+        return world_questions(spec.removeprefix("world:"))
+    if not Path(spec).is_file():
+        raise ValueError(f"question file {spec} does not exist; give a JSONL file or world:train")
+    return load(spec)
+
+
+def load_retriever(index: Path | None) -> Any:
+    """The opened index, or the bundled world's own retriever."""
+    if index is None:
+        from sorl_env.world import world_retriever
+
+        return world_retriever()
+    from retrieval_index import open_index
+
+    return open_index(index)
+
+
+def eval_sets(config: TrainConfig, limit: int) -> list[Any]:
+    """What is scored before and after: the held-out sets of the world, or the dev file."""
+    from sorl_algos.run import EvalSet
+
+    if not config.eval_questions.startswith("world:"):
+        return [EvalSet("dev", load_questions(config.eval_questions).sample_by_hash(limit))]
+    test = load_questions("world:test").sample_by_hash(limit)
+    unseen = load_questions("world:test_unseen").sample_by_hash(limit)
+    return [
+        EvalSet("test", test),
+        EvalSet("test_unseen", unseen),
+        EvalSet("test_empty_index", test, empty_index=True),
+    ]
+
+
+def checked(make: Callable[[], Any]) -> Any:
+    """The result of ``make``; bad input becomes one line and exit status 2, before anything is written."""
+    try:
+        return make()
+    except (ValueError, FileNotFoundError, KeyError) as error:
+        fail(" ".join(str(error).split()))
+
+
+def main() -> None:
+    os.environ.setdefault("KMP_BLOCKTIME", "0")  # threads that wait must not spin while others work
+    config, dry = checked(lambda: parse(sys.argv[1:]))
+    retriever = checked(lambda: load_retriever(config.index))
+    questions = checked(lambda: load_questions(config.questions))
+    dev = checked(lambda: load_questions(config.eval_questions))
+    sets = checked(lambda: eval_sets(config, config.test_limit))
+    if dry:
+        for field in dataclasses.fields(config):
+            print(f"{field.name:24} {getattr(config, field.name)}")
+        steps = config.updates * config.optimiser_steps_per_update
+        print(f"\n{len(questions)} questions; {config.updates} updates of {config.episodes_per_update} episodes, "
+              f"{steps} optimiser steps; nothing was trained or written")
+        return
+
+    from sorl_algos.report import write_report
+    from sorl_algos.run import Run
+
+    with RichProgress() as progress:
+        run = checked(
+            lambda: Run(
+                config,
+                retriever=retriever,
+                train_questions=questions,
+                dev_questions=dev,
+                eval_sets=sets,
+                progress=progress,
+            )
+        )
+        summary = run.execute()
+    if summary["updates_run"] == 0 and summary["finished"]:
+        print(f"all {config.updates} updates of {config.run_dir} were done already; raise --updates to go on")
+    else:
+        print(f"{summary['updates_run']} updates run, {summary['updates_done']} of {config.updates} done, "
+              f"{summary['seconds'] / 60:.1f} minutes")
+    if any(entry["stage"] == "after" for entry in summary["evaluations"]):
+        results_table(summary["evaluations"])
+    report = write_report(config.run_dir, config.run_dir / "report.html")
+    print(f"report: {report}")
+    if not summary["finished"] and config.stop_after_minutes is None:
+        print("interrupted and saved; the same command goes on from here")
+        raise SystemExit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""All settings of a training run: one frozen dataclass, units in the names, checked when it is made."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from sorl_algos.algorithms import Algorithm, algorithm
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Settings of a run; the defaults train the bundled search agent on two CPU cores in minutes."""
+
+    run_dir: Path = Path("runs/quickstart")
+    """Where the run writes; a run found there is resumed."""
+    seed: int = 0
+    model: str = "base"
+    """"base" (bundled), "smollm2", a directory, or a hub name."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    critic: Literal["shared", "own", "none"] = "shared"
+    """"shared": a value head on the policy's trunk; "own": a copy of the trunk; "none": for group advantages."""
+
+    # Environment
+    env: str = "SearchQA-v0"
+    index: Path | None = None
+    """A built index; None: the bundled world's."""
+    questions: str = "world:train"
+    """"world:SPLIT", or a question file (JSONL, gz)."""
+    eval_questions: str = "world:dev"
+    reward: str = "exact_match"
+    prompt: str = "short"
+    max_searches: int = 3
+    top_k: int = 2
+    max_observation_words: int = 100
+
+    # Rollout
+    questions_per_update: int = 64
+    group_size: int = 1
+    """Episodes of each question; group advantages need at least 2."""
+    max_turn_tokens: int = 24
+    max_total_tokens: int = 512
+    temperature: float = 1.0
+
+    # Algorithm: a row of the table, and overrides of its columns (None: the row's own)
+    algorithm: str = "so_ppo"
+    advantages: Literal["gae", "turn_gae", "group", "group_unscaled", "leave_one_out", "reward_to_go"] | None = None
+    level: Literal["token", "turn", "sequence"] | None = None
+    normalisation: Literal["none", "coefficient_ratio", "gradient_norm", "gradient_ratio"] | None = None
+    threshold: float | None = None
+    scope: Literal["minibatch", "microbatch", "sequence"] | None = None
+    trigger_level: Literal["token", "turn", "sequence"] | None = None
+    pooling: Literal["mean", "sum"] | None = None
+    reduction: str | None = None
+    dual_clip: float | None = None
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    gamma: float = 1.0
+    lam: float = 1.0
+    whiten_advantages: bool = True
+    kl_reward_coef: float = 0.0
+    """Coefficient of the k1 KL to the reference in the reward, per action token."""
+    kl_loss_coef: float = 0.0
+    """Coefficient of the k3 KL to the reference in the loss."""
+
+    # Optimisation
+    lr: float = 1e-4
+    critic_lr: float = 5e-4
+    lr_warmup_updates: int = 2
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    minibatch_sequences: int = 32
+    passes: int = 1
+    """Times the rollout batch is gone through; minibatches x passes optimiser steps an update."""
+    microbatch_sequences: int = 32
+    value_clip: float | None = 0.2
+    critic_warmup_updates: int = 2
+    """First updates in which only the critic learns."""
+
+    # Loop
+    updates: int = 40
+    eval_every: int = 10
+    eval_limit: int = 128
+    """Dev questions scored during training; 0 switches that off."""
+    test_limit: int = 300
+    """Questions of each set scored before and after training."""
+    save_every: int = 10
+    keep_checkpoints: int = 2
+    max_skipped_minibatches: int = 10
+    """Minibatches with a gradient that is not finite are skipped and recorded; more than this many end the run."""
+    stop_after_minutes: float | None = None
+    """End the run early (saved and resumable) when it has taken this long."""
+
+    def __post_init__(self) -> None:
+        row = self.algorithm_row()
+        positive = (
+            "questions_per_update", "group_size", "max_turn_tokens", "max_total_tokens", "minibatch_sequences",
+            "passes", "microbatch_sequences", "updates", "eval_every", "save_every", "keep_checkpoints", "top_k",
+            "max_observation_words", "lr", "critic_lr", "max_grad_norm", "temperature",
+        )  # fmt: skip
+        for name in positive:
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be greater than 0")
+        not_negative = (
+            "max_searches", "lr_warmup_updates", "critic_warmup_updates", "kl_reward_coef", "kl_loss_coef",
+            "weight_decay", "eval_limit", "test_limit", "clip_low", "clip_high",
+        )  # fmt: skip
+        for name in not_negative:
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")
+        if not 0 < self.gamma <= 1 or not 0 <= self.lam <= 1:
+            raise ValueError(f"gamma is {self.gamma} and lam {self.lam}; both must lie between 0 and 1")
+        if self.clip_low >= 1:
+            raise ValueError(f"clip_low is {self.clip_low}; a ratio is kept above 1 - clip_low, so it must be below 1")
+        if self.max_turn_tokens >= self.max_total_tokens:
+            raise ValueError(
+                f"max_turn_tokens ({self.max_turn_tokens}) must be below max_total_tokens ({self.max_total_tokens}), "
+                "or no prompt fits"
+            )
+        if self.minibatch_sequences > self.episodes_per_update:
+            raise ValueError(
+                f"minibatch_sequences ({self.minibatch_sequences}) is more than the {self.episodes_per_update} "
+                f"episodes of an update (questions_per_update {self.questions_per_update} x group_size "
+                f"{self.group_size})"
+            )
+        if self.episodes_per_update % self.minibatch_sequences:
+            raise ValueError(
+                f"the {self.episodes_per_update} episodes of an update cannot be cut into minibatches of "
+                f"{self.minibatch_sequences}; choose a divisor"
+            )
+        if row.group_based:
+            if self.group_size < 2:
+                raise ValueError(
+                    f"algorithm {self.algorithm!r} compares the episodes of a group, but group_size is "
+                    f"{self.group_size}; use at least 2"
+                )
+            if self.minibatch_sequences % self.group_size:
+                raise ValueError(
+                    f"minibatch_sequences ({self.minibatch_sequences}) is no multiple of group_size "
+                    f"({self.group_size}); a group would be split over two optimiser steps"
+                )
+        elif row.needs_critic and self.critic == "none":
+            raise ValueError(
+                f"algorithm {self.algorithm!r} needs a critic, but critic is 'none'; use 'shared' or 'own'"
+            )
+
+    @property
+    def episodes_per_update(self) -> int:
+        return self.questions_per_update * self.group_size
+
+    @property
+    def optimiser_steps_per_update(self) -> int:
+        return self.episodes_per_update // self.minibatch_sequences * self.passes
+
+    def algorithm_row(self) -> Algorithm:
+        """The row of the table with this run's overrides."""
+        columns = (
+            "advantages", "level", "normalisation", "threshold", "scope", "trigger_level", "pooling", "reduction",
+            "dual_clip",
+        )  # fmt: skip
+        given = {name: getattr(self, name) for name in columns if getattr(self, name) is not None}
+        return algorithm(self.algorithm, **given)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2, default=str, sort_keys=True)

@@ -1,0 +1,79 @@
+"""Trajectory sources: all the trainer knows of rollouts is that it can iterate them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from sorl_algos.rollout.collect import collect
+from sorl_algos.rollout.engine import RolloutEngine, Sampling
+from sorl_algos.rollout.renderer import Renderer
+from sorl_env.trajectory import Trajectory
+
+
+class TrajectorySource(Protocol):
+    """Gives one rollout batch after another, sampled by the policy that was published last."""
+
+    def publish(self, policy: Any, version: int) -> None: ...
+
+    def __next__(self) -> list[Trajectory]: ...
+
+
+class SyncSource:
+    """Publishes, then collects in lockstep. What it plays depends on (seed, version) alone, so a resumed run needs
+    no state of it.
+
+    Args:
+        env, engine, renderer: as for `collect`.
+        questions: a `sorl_env.questions.QuestionSet`; update v plays its seeded batch number v.
+        questions_per_update: distinct questions of a batch.
+        group_size: episodes of each question.
+        on_episodes: progress callback.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        engine: RolloutEngine,
+        renderer: Renderer,
+        questions: Any,
+        *,
+        questions_per_update: int,
+        group_size: int,
+        sampling: Sampling,
+        seed: int,
+        max_total_tokens: int | None = None,
+        on_episodes: Callable[[int], None] | None = None,
+    ) -> None:
+        self.env, self.engine, self.renderer, self.questions = env, engine, renderer, questions
+        self.questions_per_update, self.group_size = questions_per_update, group_size
+        self.sampling, self.seed, self.max_total_tokens = sampling, seed, max_total_tokens
+        self.on_episodes = on_episodes
+        self.version = 0
+
+    def publish(self, policy: Any, version: int) -> None:
+        """Hands the policy's language-model weights to the engine."""
+        self.engine.update_weights(policy.lm.named_parameters(), version)
+        self.version = version
+
+    def __iter__(self) -> SyncSource:
+        return self
+
+    def __next__(self) -> list[Trajectory]:
+        chosen = self.questions.batch(
+            self.seed, self.version * self.questions_per_update, self.questions_per_update
+        )
+        repeated = [question for question in chosen for _ in range(self.group_size)]
+        # Two places of one batch may hold the same question (a small set); their groups stay apart.
+        groups = [place for place in range(len(chosen)) for _ in range(self.group_size)]
+        return collect(
+            self.env,
+            self.engine,
+            self.renderer,
+            repeated,
+            sampling=self.sampling,
+            group_ids=groups,
+            seed=self.seed * 1_000_003 + self.version,
+            max_total_tokens=self.max_total_tokens,
+            on_episodes=self.on_episodes,
+        )

@@ -1,0 +1,329 @@
+"""A whole run: evaluate, train, evaluate again, and write what the report shows. Resumable at every stage."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Protocol
+
+import gymnasium
+import torch
+
+from sorl_algos.advantages import gae
+from sorl_algos.batch import collate
+from sorl_algos.config import TrainConfig
+from sorl_algos.evaluate import Evaluation, evaluate
+from sorl_algos.losses.segments import level_ratio
+from sorl_algos.metrics import write_text_atomically
+from sorl_algos.models import Critic, Policy, load_language_model, save_language_model, score
+from sorl_algos.rollout.engine import Sampling
+from sorl_algos.rollout.hf import HFEngine
+from sorl_algos.rollout.renderer import Renderer
+from sorl_algos.rollout.source import SyncSource
+from sorl_algos.trainer import Learner, make_learner, train
+from sorl_env.trajectory import Trajectory, Turn
+
+SHOWN_TRAJECTORIES = 10
+# What may differ between a run and its resumption.
+_MAY_CHANGE = {"run_dir", "updates", "eval_every", "save_every", "keep_checkpoints", "stop_after_minutes", "eval_limit", "test_limit"}
+
+
+class Progress(Protocol):
+    """Shows how far a stage is; `scripts` bring one that draws bars."""
+
+    def begin(self, stage: str, total: int) -> None: ...
+
+    def advance(self, steps: int = 1, note: str = "") -> None: ...
+
+
+@dataclass(frozen=True)
+class EvalSet:
+    """A named set of held-out questions; ``empty_index``: searches find nothing (what does the model know alone?)."""
+
+    name: str
+    questions: Any
+    empty_index: bool = False
+    stages: tuple[str, ...] = ("before", "after")
+
+
+class EmptyIndex:
+    """A retriever that never finds anything."""
+
+    def search(self, queries: Sequence[str], top_k: int) -> list[list[Any]]:
+        return [[] for _ in queries]
+
+
+class Run:
+    """Everything one run needs, put together from its configuration.
+
+    Args:
+        retriever: answers the searches.
+        train_questions, dev_questions: QuestionSets; dev decides which checkpoint counts as the best.
+        eval_sets: scored before and after.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        *,
+        retriever: Any,
+        train_questions: Any,
+        dev_questions: Any,
+        eval_sets: Sequence[EvalSet],
+        progress: Progress,
+    ) -> None:
+        self.config, self.progress, self.eval_sets = config, progress, list(eval_sets)
+        self.retriever, self.dev_questions = retriever, dev_questions
+        check_resumable(config)
+        language_model, self.tokenizer = load_language_model(config.model, dtype=getattr(torch, config.dtype))
+        policy = Policy(language_model, shared_critic=config.critic == "shared")
+        critic = Critic(language_model) if config.critic == "own" else None
+        reference = None
+        if config.kl_reward_coef or config.kl_loss_coef:
+            reference = self.initial_policy()
+        self.learner: Learner = make_learner(config, policy, critic=critic, reference=reference)
+        self.renderer = Renderer(self.tokenizer)
+        self.engine = HFEngine(self.learner.raw_policy.lm, self.tokenizer)
+        self.slots = min(256, config.episodes_per_update)
+        self.source = SyncSource(
+            self.make_env(train_questions, retriever, self.slots),
+            self.engine,
+            self.renderer,
+            train_questions,
+            questions_per_update=config.questions_per_update,
+            group_size=config.group_size,
+            sampling=Sampling(max_tokens=config.max_turn_tokens, temperature=config.temperature),
+            seed=config.seed,
+            max_total_tokens=config.max_total_tokens,
+        )
+
+    def initial_policy(self) -> Policy:
+        """The policy as it was before any training, frozen."""
+        model, _ = load_language_model(self.config.model, dtype=getattr(torch, self.config.dtype))
+        return Policy(model).requires_grad_(False)
+
+    def make_env(self, questions: Any, retriever: Any, slots: int) -> Any:
+        config = self.config
+        return gymnasium.make_vec(
+            config.env,
+            num_envs=slots,
+            retriever=retriever,
+            questions=questions,
+            reward=config.reward,
+            prompt=config.prompt,
+            max_searches=config.max_searches,
+            top_k=config.top_k,
+            max_observation_words=config.max_observation_words,
+        )
+
+    def execute(self) -> dict[str, Any]:
+        """Runs or resumes: returns `train`'s summary with the evaluations."""
+        config = self.config
+        config.run_dir.mkdir(parents=True, exist_ok=True)
+        write_text_atomically(config.run_dir / "config.json", json.dumps(self.description(), indent=2, default=str))
+        evaluations = self.evaluate_stage("before")
+        self.progress.begin(f"training {config.algorithm}", config.updates)
+        done = [0]
+
+        def show(update: int, metrics: dict[str, float]) -> None:
+            self.progress.advance(update + 1 - done[0], f"reward {metrics['reward_mean']:.2f}")
+            done[0] = update + 1
+
+        summary = train(
+            config,
+            self.learner,
+            self.source,
+            pad_id=self.tokenizer.pad_token_id,
+            evaluate=self.dev_scores if config.eval_limit else None,
+            on_update=show,
+        )
+        if not summary["finished"] and not self._out_of_time(summary):
+            return {**summary, "evaluations": evaluations}
+        save_language_model(self.learner.raw_policy.lm, self.tokenizer, config.run_dir / "policy")
+        evaluations = self.evaluate_stage("after", after=summary["updates_done"])
+        return {**summary, "evaluations": evaluations}
+
+    def _out_of_time(self, summary: dict[str, Any]) -> bool:
+        limit = self.config.stop_after_minutes
+        return limit is not None and summary["seconds"] > 60 * limit
+
+    def description(self) -> dict[str, Any]:
+        """What config.json holds beside the settings: the row, versions, code revision, hardware."""
+        return {
+            **asdict(self.config),
+            "algorithm_row": asdict(self.config.algorithm_row()),
+            "threshold": getattr(self.config.algorithm_row().normalisation, "threshold", None),
+            "dataset": self.config.questions,
+            "git_revision": git_revision(),
+            "versions": package_versions(),
+            "hardware": f"{platform.machine()}, {torch.get_num_threads()} threads"
+            + (f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ", no GPU"),
+        }
+
+    def dev_scores(self) -> dict[str, float]:
+        """Greedy scores on the dev questions, for the curve and the best checkpoint."""
+        questions = list(self.dev_questions.sample_by_hash(self.config.eval_limit))
+        return self._evaluate(EvalSet("dev", questions), questions, temperature=0.0).means()
+
+    def _evaluate(self, chosen: EvalSet, questions: Sequence[Any], *, temperature: float) -> Evaluation:
+        retriever = EmptyIndex() if chosen.empty_index else self.retriever
+        return evaluate(
+            self.make_env(questions, retriever, min(256, len(questions))),
+            self.engine,
+            self.renderer,
+            questions,
+            name=chosen.name,
+            max_turn_tokens=self.config.max_turn_tokens,
+            max_total_tokens=self.config.max_total_tokens,
+            temperature=temperature,
+            seed=self.config.seed,
+        )
+
+    def evaluate_stage(self, stage: str, *, after: int = 0) -> list[dict[str, Any]]:
+        """Scores every set of the stage that is not in evaluations.json yet; returns all entries."""
+        path = self.config.run_dir / "evaluations.json"
+        entries = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        entries = [entry for entry in entries if entry["updates_done"] == (after if entry["stage"] == "after" else 0)]
+        known = {(entry["set"], entry["stage"]) for entry in entries}
+        due = [item for item in self.eval_sets if stage in item.stages and (item.name, stage) not in known]
+        if not due:
+            return entries
+        self.progress.begin(f"evaluating {stage} training", len(due))
+        for number, chosen in enumerate(due):
+            result = self._evaluate(chosen, list(chosen.questions), temperature=0.0)
+            entries.append({**result.to_dict(stage), "updates_done": after})
+            if number == 0:
+                self._write_trajectories(stage, chosen)
+            write_text_atomically(path, json.dumps(entries, indent=1))
+            self.progress.advance(1, f"{chosen.name}: {result.scores['exact_match']['mean']:.3f}")
+        if stage == "after" and (self.config.run_dir / "trajectories_before.jsonl").exists():
+            self._add_ratios()
+        return entries
+
+    def _write_trajectories(self, stage: str, chosen: EvalSet) -> None:
+        """Ten sampled (not greedy) episodes of the first set, the same questions before and after."""
+        questions = list(chosen.questions)[:SHOWN_TRAJECTORIES]
+        result = self._evaluate(replace(chosen, name="shown"), questions, temperature=self.config.temperature)
+        lines = [
+            json.dumps(_shown(trajectory, question), ensure_ascii=True)
+            for trajectory, question in zip(result.trajectories, questions, strict=True)
+        ]
+        write_text_atomically(self.config.run_dir / f"trajectories_{stage}.jsonl", "\n".join(lines) + "\n")
+        ids = [[[list(turn.observation_ids), list(turn.action_ids)] for turn in item.turns] for item in result.trajectories]
+        write_text_atomically(self.config.run_dir / f"trajectories_{stage}_ids.json", json.dumps(ids))
+
+    def _add_ratios(self) -> None:
+        """Puts on every shown turn the trained policy's ratio to the starting policy, and the turn's advantage."""
+        initial = self.initial_policy()
+        for stage in ("before", "after"):
+            path = self.config.run_dir / f"trajectories_{stage}.jsonl"
+            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+            ids = json.loads((self.config.run_dir / f"trajectories_{stage}_ids.json").read_text(encoding="utf-8"))
+            for row, turn_ids in zip(rows, ids, strict=True):
+                for turn, ratio, advantage in zip(
+                    row["turns"], *self._turn_numbers(row, turn_ids, initial), strict=True
+                ):
+                    turn["ratio"], turn["advantage"] = ratio, advantage
+            write_text_atomically(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+    @torch.no_grad()
+    def _turn_numbers(self, row: dict[str, Any], ids: Any, initial: Policy) -> tuple[list[float], list[float | None]]:
+        turns = tuple(
+            Turn(tuple(seen), tuple(done), (0.0,) * len(done), turn["reward"], "", "")
+            for (seen, done), turn in zip(ids, row["turns"], strict=True)
+        )
+        batch = collate([Trajectory(turns, "shown", 0, 0, "answered", {})], self.tokenizer.pad_token_id)
+        batch = batch.to(self.learner.accelerator.device)
+        options: dict[str, Any] = {"microbatch_sequences": 1, "temperature": self.config.temperature}
+        now, _ = score(batch, self.learner.policy, critic=self.learner.critic, **options)
+        then, _ = score(batch, initial.to(batch.token_ids.device), **options)
+        assert now.old_logp is not None and then.old_logp is not None
+        ratio = level_ratio(now.old_logp, then.old_logp, batch.loss_mask, batch.turn_ids, "turn")
+        advantages = None
+        if now.values is not None:
+            advantages, _ = gae(
+                batch.rewards, now.values, batch.loss_mask, gamma=self.config.gamma, lam=self.config.lam
+            )
+        ratios, means = [], []
+        for number in range(len(turns)):
+            mine = batch.turn_ids == number
+            ratios.append(float(ratio[mine][0]))
+            means.append(None if advantages is None else float(advantages[mine].mean()))
+        return ratios, means
+
+
+def _shown(trajectory: Trajectory, question: Any) -> dict[str, Any]:
+    notes = trajectory.info["turns"]
+    return {
+        "question": question.text,
+        "answers": list(question.answers),
+        "question_id": question.id,
+        "reward": sum(turn.reward for turn in trajectory.turns),
+        "stop": trajectory.stop,
+        "turns": [
+            {
+                "observation_text": turn.observation_text,
+                "action_text": turn.action_text,
+                "ratio": None,
+                "advantage": None,
+                "reward": turn.reward,
+                "retrieved": [
+                    list(pair) for pair in zip(note["retrieved_ids"], note["retrieved_titles"], strict=True)
+                ],
+                "action_kind": note["action_kind"],
+            }
+            for turn, note in zip(trajectory.turns, notes, strict=True)
+        ],
+    }
+
+
+def check_resumable(config: TrainConfig) -> None:
+    """Refuses a run directory that holds another run.
+
+    Raises:
+        ValueError: names the settings that differ.
+    """
+    path = config.run_dir / "config.json"
+    if not path.exists():
+        return
+    old = json.loads(path.read_text(encoding="utf-8"))
+    new = json.loads(json.dumps(asdict(config), default=str))
+    different = [key for key, value in new.items() if key in old and old[key] != value and key not in _MAY_CHANGE]
+    if different:
+        key = different[0]
+        raise ValueError(
+            f"{config.run_dir} holds a run with {key}={old[key]!r}, this one has {new[key]!r}; "
+            "give another --run-dir, or remove that directory to start anew"
+        )
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of the packages that decide a run's numbers."""
+    found = {"python": platform.python_version()}
+    for name in ("torch", "transformers", "accelerate", "gymnasium", "tokenizers"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def git_revision() -> str:
+    """Revision of the code, with a plus sign where the tree differs from it; "" outside a checkout."""
+    here = Path(__file__).parent
+    try:
+        revision = subprocess.run(
+            ["git", "rev-parse", "--short=12", "HEAD"], cwd=here, capture_output=True, text=True, timeout=10
+        ).stdout.strip()
+        changed = subprocess.run(
+            ["git", "status", "--porcelain", "-uno"], cwd=here, capture_output=True, text=True, timeout=10
+        ).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return revision + ("+" if changed else "") if revision else ""
+
