@@ -57,8 +57,8 @@ def choice_of(text: str, options: Mapping[str, str]) -> str | None:
     """The letter of the option that ``text`` chooses, by letter or by the option's own text, or None.
 
     A text counts only if it equals exactly one option's: first letter for letter, save case and blanks, then
-    after ``normalize_answer``, unless a digit is in it (``1.5`` is not ``15``). A bare letter, bracketed or not,
-    is read as a letter even where some option's text is that letter.
+    after ``normalize_answer``, unless a digit is in it (``1.5`` is not ``15``). A bare letter, bracketed or
+    not, is read as a letter even where some option's text is that letter.
     """
     letters = tuple(options)
     bare = _bare(text)
