@@ -1,4 +1,4 @@
-"""Read a corpus: one passage a line of JSON, plain or compressed, checked as it streams by.
+"""Read a corpus: a passage a line of JSON or a row of parquet, checked as it streams by.
 
 Accepted rows (other keys are ignored):
 
@@ -8,8 +8,10 @@ Accepted rows (other keys are ignored):
   pyserini have it. The first line is the title, with or without quotes; contents of a single line
   have no title.
 
-The first of these forms that a row has is used. An id is a string or a whole number and travels as
-a string, so that 7 and "7" are the same id and "007" is another one.
+Files are ``.jsonl`` (also ``.gz`` and ``.zst``) or ``.parquet``; a data set of the `datasets` library is
+first written to a file by `fetch_dataset`. The first of these forms that a row has is used. An id is a
+string or a whole number and travels as a string, so that 7 and "7" are the same id and "007" is
+another one.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,6 +34,7 @@ CorpusPaths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 OnBytes = Callable[[int], None]  # receives how many more bytes of the (compressed) files were read
 
 _BOM = b"\xef\xbb\xbf"
+_FIELDS = ("id", "title", "text", "content", "contents")
 _FORMS = "give `title` and `text` (the title may be empty), or `contents`, or MedRAG's `title` and `content`"
 
 
@@ -58,7 +61,7 @@ def read_corpus(paths: CorpusPaths, *, on_bytes: OnBytes | None = None) -> Itera
     """Stream the passages of one or several corpus files, in order.
 
     Args:
-        paths: ``.jsonl``, ``.jsonl.gz`` or ``.jsonl.zst`` (the last needs the package zstandard).
+        paths: ``.jsonl``, ``.jsonl.gz``, ``.jsonl.zst`` (needs zstandard) or ``.parquet`` (needs pyarrow).
         on_bytes: called now and then with the number of file bytes read since the last call.
 
     Memory: a million ids at most are held as text, the rest as 16 bytes each, so that the 21 million
@@ -67,14 +70,69 @@ def read_corpus(paths: CorpusPaths, *, on_bytes: OnBytes | None = None) -> Itera
     Raises:
         FileNotFoundError: a path is not a file (at once, not at the first passage).
         ValueError: broken JSON, missing text, a bad or repeated id; names file and line.
-        RuntimeError: a ``.zst`` file and no zstandard.
+        RuntimeError: a package that the file needs is not installed.
     """
     return _passages(as_paths(paths), on_bytes)
 
 
 def count_rows(paths: CorpusPaths) -> int:
-    """How many passages the files hold: their lines that are not blank. Checks nothing else."""
-    return sum(1 for path in as_paths(paths) for _ in _lines(path, None))
+    """How many passages the files hold: lines that are not blank, rows of parquet. Checks nothing else."""
+    return sum(
+        _parquet(path).metadata.num_rows if _is_parquet(path) else sum(1 for _ in _lines(path, None))
+        for path in as_paths(paths)
+    )
+
+
+def fetch_dataset(
+    name: str,
+    destination: str | os.PathLike[str],
+    *,
+    config: str | None = None,
+    split: str = "train",
+    on_row: Callable[[int], None] = lambda _: None,
+) -> Path:
+    """Write a data set of the `datasets` library (a hub name or a local folder) to a corpus file.
+
+    It streams: memory stays small whatever the size. A file that is there already is kept: delete it
+    to fetch again.
+
+    Args:
+        destination: a ``.jsonl`` or ``.jsonl.gz`` file.
+        on_row: called with the number of rows written so far.
+
+    Raises:
+        RuntimeError: the package datasets is not installed.
+        ValueError: a row that is not a passage, named by its number.
+    """
+    destination = Path(destination)
+    if destination.exists():
+        return destination
+    try:
+        import datasets  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    except ImportError as error:
+        raise RuntimeError(f"the data set {name} needs the package datasets: pip install datasets") from error
+    rows = datasets.load_dataset(name, config, split=split, streaming=True)
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    temporary = destination.with_name(destination.name + ".tmp")
+    try:
+        with temporary.open("wb") as raw:
+            # No name and no time in the gzip header: the same rows give the same bytes.
+            zipped = destination.suffix == ".gz"
+            with gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if zipped else nullcontext(raw) as file:
+                for number, row in enumerate(rows, start=1):
+                    try:
+                        passage = make_passage(row)
+                    except ValueError as error:
+                        raise ValueError(f"data set {name}, row {number}: {error}") from error
+                    fields = {"id": passage.id, "title": passage.title, "text": passage.text}
+                    file.write(json.dumps(fields, ensure_ascii=False).encode("utf-8") + b"\n")
+                    on_row(number)
+            raw.flush()
+            os.fsync(raw.fileno())
+        temporary.replace(destination)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return destination
 
 
 def parse_row(line: bytes) -> Passage:
@@ -93,6 +151,15 @@ def parse_row(line: bytes) -> Passage:
         raise ValueError(f"invalid JSON ({type(error).__name__})") from error
     if not isinstance(row, dict):
         raise ValueError(f"a JSON object is wanted, got {type(row).__name__}")
+    return make_passage(row)
+
+
+def make_passage(row: dict[str, Any]) -> Passage:
+    """Make a passage of a row in one of the accepted forms.
+
+    Raises:
+        ValueError: what is wrong with it.
+    """
     title, text = _title_and_text(row)
     return Passage(id=_row_id(row), title=_sound(title), text=_sound(text))
 
@@ -100,22 +167,65 @@ def parse_row(line: bytes) -> Passage:
 def _passages(paths: list[Path], on_bytes: OnBytes | None) -> Iterator[Passage]:
     seen = _SeenIds()
     for file_number, path in enumerate(paths):
-        for line_number, line in _lines(path, on_bytes):
+        for number, record in _records(path, on_bytes):
             try:
-                passage = parse_row(line)
+                passage = parse_row(record) if isinstance(record, bytes) else make_passage(record)
             except ValueError as error:
-                raise ValueError(f"{path}, line {line_number}: {error}") from error
-            for first_file, first_line in seen.add(passage.id, file_number, line_number):
+                raise ValueError(f"{_place(path, number)}: {error}") from error
+            for first_file, first_line in seen.add(passage.id, file_number, number):
                 # Ids far back are known by their hash alone: look at the line before accusing it.
                 if _id_at(paths[first_file], first_line) == passage.id:
-                    here = f"{path}, line {line_number}"
-                    there = f"line {first_line}"
-                    if first_file != file_number:
-                        there = f"{paths[first_file]}, {there}"
+                    first = _place(paths[first_file], first_line)
+                    if first_file == file_number:
+                        first = first.removeprefix(f"{path}, ")
                     raise ValueError(
-                        f"{here}: id {passage.id} was used before, at {there}; ids must be unique"
+                        f"{_place(path, number)}: id {passage.id} was used before, at {first};"
+                        " ids must be unique"
                     )
             yield passage
+
+
+def _place(path: Path, number: int) -> str:
+    return f"{path}, {'row' if _is_parquet(path) else 'line'} {number}"
+
+
+def _records(path: Path, on_bytes: OnBytes | None) -> Iterator[tuple[int, bytes | dict[str, Any]]]:
+    """The lines or rows of a file with their numbers from 1."""
+    return _parquet_rows(path, on_bytes) if _is_parquet(path) else _lines(path, on_bytes)
+
+
+def _is_parquet(path: Path) -> bool:
+    return path.suffix == ".parquet"
+
+
+def _parquet(path: Path) -> Any:
+    try:
+        import pyarrow  # type: ignore[import-not-found, import-untyped, unused-ignore]
+        import pyarrow.parquet  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    except ImportError as error:
+        raise RuntimeError(f"{path} needs the package pyarrow: pip install pyarrow") from error
+    try:
+        return pyarrow.parquet.ParquetFile(path)
+    except pyarrow.ArrowInvalid as error:
+        raise ValueError(f"{path} is not a parquet file, or is damaged ({error})") from error
+
+
+def _parquet_rows(path: Path, on_bytes: OnBytes | None) -> Iterator[tuple[int, dict[str, Any]]]:
+    file = _parquet(path)
+    wanted = [name for name in file.schema_arrow.names if name in _FIELDS]
+    number, told, size, rows = 0, 0, path.stat().st_size, file.metadata.num_rows
+    try:
+        for batch in file.iter_batches(batch_size=1024, columns=wanted):
+            for row in batch.to_pylist():
+                number += 1
+                yield number, row
+            if on_bytes is not None:
+                on_bytes(size * number // rows - told)
+                told = size * number // rows
+    except OSError as error:  # a damaged page; pyarrow's errors of reading are OSErrors
+        raise ValueError(
+            f"{path}, after row {number}: the file is damaged ({error}); fetch it again"
+        ) from error
 
 
 def _lines(path: Path, on_bytes: OnBytes | None) -> Iterator[tuple[int, bytes]]:
@@ -221,8 +331,7 @@ def _title_and_text(row: dict[str, Any]) -> tuple[str, str]:
     if isinstance(contents, str):
         first, newline, rest = contents.partition("\n")
         return (_unquoted(first), rest) if newline else ("", contents)
-    fields = ("title", "text", "content", "contents")
-    wrong = [name for name in fields if name in row and not isinstance(row[name], str)]
+    wrong = [name for name in _FIELDS[1:] if name in row and not isinstance(row[name], str)]
     because = f"`{wrong[0]}` is {json.dumps(row[wrong[0]])[:40]}, not a text" if wrong else "no `contents`"
     raise ValueError(f"{because}; {_FORMS}")
 
@@ -259,7 +368,8 @@ def _has_surrogate(text: str) -> bool:
 
 
 def _id_at(path: Path, line_number: int) -> str:
-    return next(parse_row(line).id for number, line in _lines(path, None) if number == line_number)
+    record = next(record for number, record in _records(path, None) if number == line_number)
+    return (parse_row(record) if isinstance(record, bytes) else make_passage(record)).id
 
 
 class _SeenIds:

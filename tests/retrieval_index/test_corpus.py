@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retrieval_index import Passage, read_corpus
-from retrieval_index.corpus import _SeenIds, count_rows, parse_row
+from retrieval_index.corpus import _SeenIds, count_rows, fetch_dataset, parse_row
 
 
 def test_a_passage_needs_an_id() -> None:
@@ -225,3 +225,63 @@ def test_noise_raises_nothing_but_value_errors(tmp_path_factory, noise: bytes) -
         list(read_corpus(path))
     except ValueError as error:
         assert str(path) in str(error)
+
+
+def _write_parquet(path: Path, rows: list[dict]) -> Path:
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=700)
+    return path
+
+
+def test_parquet_is_read(tmp_path: Path) -> None:
+    rows = [{"id": number, "title": "T", "text": f"x{number}", "vector": [0.5] * 8} for number in range(2000)]
+    path, read = _write_parquet(tmp_path / "c.parquet", rows), []
+    passages = list(read_corpus(path, on_bytes=read.append))
+    assert passages == [Passage(str(number), "T", f"x{number}") for number in range(2000)]
+    assert count_rows(path) == 2000
+    assert sum(read) == path.stat().st_size
+
+
+def test_a_bad_row_of_parquet_is_named(tmp_path: Path) -> None:
+    rows = [{"id": "a", "contents": "x"}, {"id": "b", "contents": None}]
+    with pytest.raises(ValueError, match=r"c\.parquet, row 2: `contents` is null"):
+        list(read_corpus(_write_parquet(tmp_path / "c.parquet", rows)))
+    rows = [{"id": "a", "contents": "x"}, {"id": "b", "contents": "y"}, {"id": "a", "contents": "z"}]
+    with pytest.raises(ValueError, match=r"c\.parquet, row 3: id a was used before, at row 1"):
+        list(read_corpus(_write_parquet(tmp_path / "c.parquet", rows)))
+    (tmp_path / "d.parquet").write_bytes(b"PAR1 not really PAR1")
+    with pytest.raises(ValueError, match=r"d\.parquet is not a parquet file"):
+        list(read_corpus(tmp_path / "d.parquet"))
+
+
+def test_damaged_parquet_is_named(tmp_path: Path) -> None:
+    path = _write_parquet(
+        tmp_path / "c.parquet", [{"id": i, "contents": f"text {i * 7919}"} for i in range(5000)]
+    )
+    whole = bytearray(path.read_bytes())
+    middle = len(whole) // 2
+    whole[middle : middle + 200] = bytes(255 - byte for byte in whole[middle : middle + 200])
+    path.write_bytes(whole)
+    with pytest.raises(ValueError, match=r"c\.parquet"):
+        list(read_corpus(path))
+
+
+@pytest.mark.parametrize("name", ["corpus.jsonl", "corpus.jsonl.gz"])
+def test_a_data_set_becomes_a_corpus_file(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("datasets", reason="datasets is not installed")
+    folder = tmp_path / "set"
+    folder.mkdir()
+    (folder / "train.jsonl").write_text(
+        '{"id": "a", "contents": "\\"T\\"\\nx", "n": 1}\n{"id": "b", "contents": "y", "n": 2}\n'
+    )
+    first = fetch_dataset(str(folder), tmp_path / name)
+    assert list(read_corpus(first)) == [Passage("a", "T", "x"), Passage("b", "", "y")]
+    second = fetch_dataset(str(folder), tmp_path / ("again" + name))
+    assert first.read_bytes() == second.read_bytes()
+    (folder / "train.jsonl").write_text('{"id": "a", "contents": "x"}\n{"id": "b", "contents": null}\n')
+    with pytest.raises(ValueError, match="row 2: `contents` is null"):
+        fetch_dataset(str(folder), tmp_path / ("third" + name))
+    assert not list(tmp_path.glob("third*"))
