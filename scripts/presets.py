@@ -17,7 +17,22 @@ _SMOKE = replace(
     critic_warmup_updates=1,
     eval_every=3,
     eval_limit=16,
+    test_limit=32,
 )
+
+
+def _in_groups(config: TrainConfig) -> TrainConfig:
+    """As many episodes, four of each question, and no critic: for algorithms that compare within groups."""
+    return replace(
+        config,
+        algorithm="so_grpo",
+        run_dir=config.run_dir.with_name(f"{config.run_dir.name}_group"),
+        group_size=4,
+        questions_per_update=config.questions_per_update // 4,
+        critic="none",
+    )
+
+
 
 PRESETS: dict[str, tuple[str, TrainConfig]] = {
     "quickstart": ("SO-PPO on the bundled world with the bundled 2.6 M model: two CPU cores, minutes.", _QUICKSTART),
@@ -25,7 +40,9 @@ PRESETS: dict[str, tuple[str, TrainConfig]] = {
         "The same with token-level PPO, to compare.",
         replace(_QUICKSTART, algorithm="ppo", run_dir=Path("runs/quickstart_ppo")),
     ),
+    "quickstart_group": ("The same with SO-GRPO: four episodes a question, no critic.", _in_groups(_QUICKSTART)),
     "smoke": ("Three tiny updates of the quickstart: does everything run?", _SMOKE),
+    "smoke_group": ("The same for group advantages.", _in_groups(_SMOKE)),
     "smollm2_wiki": (
         "SO-PPO with SmolLM2-135M-Instruct on real questions over a Wikipedia index (give --index and --questions).",
         TrainConfig(

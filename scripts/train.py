@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import tyro
-
 from console import RichProgress, results_table
 from presets import PRESETS
+
 from sorl_algos.config import TrainConfig
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from sorl_algos.demonstrations import MixedScript, demonstrate, renamed
+from sorl_algos.demonstrations import MixedScript, common_words, demonstrate, renamed
 from sorl_algos.models import Policy
 from sorl_algos.rollout.renderer import Renderer
 from sorl_algos.tiny import tiny_language_model, train_tokenizer
@@ -44,8 +44,8 @@ class BaseConfig:
     warm_steps: int = 250
     warm_lr: float = 4e-4
     batch_sequences: int = 16
-    good_query: float = 0.45
-    good_answer: float = 0.5
+    good_query: float = 0.4
+    good_answer: float = 0.4
     guess: float = 0.15
     max_searches: int = 3
     bfloat16: bool = False
@@ -132,6 +132,7 @@ def warm_start(
         good_answer=config.good_answer,
         guess=config.guess,
         max_searches=config.max_searches,
+        common_words=common_words(questions),
         foreign_subjects=tuple(sorted({q.metadata["hop_answers"][0] for q in questions})),
     )
     demonstrations = demonstrate(env, Renderer(tokenizer), questions, mixed, seed=config.seed + 17)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -50,8 +50,9 @@ class Batch:
     def replace(self, **changes: Any) -> Batch:
         return replace(self, **changes)
 
-    def _map(self, function: Any) -> Batch:
-        return Batch(*(None if (x := getattr(self, f.name)) is None else function(x) for f in fields(self)))
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        present = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+        return Batch(**{name: function(tensor) for name, tensor in present.items()})
 
     def to(self, device: torch.device | str) -> Batch:
         return self._map(lambda tensor: tensor.to(device))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,7 +18,11 @@ from sorl_algos.rollout.renderer import Renderer
 from sorl_env.trajectory import Trajectory, Turn
 
 # Candidate answers a careless reader would copy: capitalised phrases and numbers.
-_SPAN = re.compile(r"(?:[^\W\d_a-z][\w'’.-]*(?: (?:of|the|and|de|da|do|del|la) (?=[^\W\d_a-z])| (?=[^\W\d_a-z]))?)+|\+?\d[\d.,]*\d|\d")
+_NAME = r"[^\W\d_a-z][\w'’.-]*"
+_JOINT = r"(?: (?:of|the|and|de|da|do|del|la))? (?=[^\W\d_a-z])"
+_SPAN = re.compile(rf"{_NAME}(?:{_JOINT}{_NAME})*|\+?\d[\d.,]*\d|\d")
+# The subject in a passage's title: "Lima, Peru" and "Mercury (element)" give "Lima" and "Mercury".
+_TITLE = re.compile(r"\(Title: ([^(),<]+?)(?: \(|,|\))")
 
 
 class Script(Protocol):
@@ -28,48 +33,61 @@ class Script(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MixedScript:
-    """Plays a question whose metadata holds ``queries`` and ``hop_answers``.
+    """Plays a question whose metadata holds ``queries`` and ``hop_answers``, well or badly by a coin.
+
+    A poor query leaves out what is asked about (or asks about something else); a poor answer is the title of the
+    first passage (or another span of what was read).
 
     Attributes:
-        good_query: chance of the good query at a search; else a poor one (wrong subject, or a vague one).
-        good_answer: chance of the right answer where it is known; else another span of what was read.
+        good_query: chance of the good query at a search.
+        good_answer: chance of the right answer where it was read.
         guess: chance of answering without any search.
         max_searches: as in the environment; the answer comes at the latest after that many.
+        common_words: words that many queries share; a poor query keeps only those.
+        foreign_subjects: names that queries about something else may use.
     """
 
     good_query: float = 1.0
     good_answer: float = 1.0
     guess: float = 0.0
-    max_searches: int = 2
+    max_searches: int = 3
+    common_words: frozenset[str] = frozenset()
     foreign_subjects: tuple[str, ...] = ()
 
     def __call__(self, question: Any, observation: str, turn: int, rng: random.Random) -> str:
         queries, hops = question.metadata["queries"], question.metadata["hop_answers"]
-        read = 0 if turn == 0 else hops_read(observation, hops, turn)
         if turn == 0 and rng.random() < self.guess:
-            return answer_text(self._span(question.text, rng))
-        if turn < min(len(queries), self.max_searches) and (turn == 0 or read >= turn):
+            return answer_text(_some_span(question.text, rng))
+        found = turn == 0 or hops[min(turn, len(hops)) - 1] in observation
+        if turn < min(len(queries), self.max_searches) and found:
             return search_text(self._query(queries[turn], rng))
-        right = hops[-1] in observation
-        if right and rng.random() < self.good_answer:
+        if hops[-1] in observation and rng.random() < self.good_answer:
             return answer_text(hops[-1])
-        return answer_text(self._span(observation, rng))
+        title = _TITLE.search(observation)
+        if title is not None and rng.random() < 0.7:
+            return answer_text(title.group(1))
+        return answer_text(_some_span(observation, rng))
 
     def _query(self, query: str, rng: random.Random) -> str:
         if rng.random() < self.good_query:
             return query
-        words = query.split()
-        kind = rng.random()
-        if kind < 0.4 and self.foreign_subjects:
-            return f"{rng.choice(self.foreign_subjects)} {words[-1]}"
-        if kind < 0.7 and len(words) > 1:
-            return words[-1]
-        return " ".join(rng.sample(words, max(1, len(words) // 2)))
+        vague = [word for word in query.split() if word in self.common_words]
+        if self.foreign_subjects and (not vague or rng.random() < 0.25):
+            return " ".join([rng.choice(self.foreign_subjects), *vague[-2:]])
+        return " ".join(vague[-2:]) or "place"
 
-    def _span(self, text: str, rng: random.Random) -> str:
-        spans = [span.strip(" .,'") for span in _SPAN.findall(text)]
-        spans = [span for span in spans if span and span not in ("Doc", "Title", "Question")]
-        return rng.choice(spans) if spans else "unknown"
+
+def common_words(questions: Sequence[Any], share: float = 0.01) -> frozenset[str]:
+    """Words that stand in at least this share of the questions' queries: those of relations, not of names."""
+    queries = [query for question in questions for query in question.metadata["queries"]]
+    counts = Counter(word for query in queries for word in set(query.split()))
+    return frozenset(word for word, count in counts.items() if count >= share * len(queries))
+
+
+def _some_span(text: str, rng: random.Random) -> str:
+    spans = [span.strip(" .,'") for span in _SPAN.findall(text)]
+    spans = [span for span in spans if span and span not in ("Doc", "Title", "Question")]
+    return rng.choice(spans) if spans else "unknown"
 
 
 def search_text(query: str) -> str:
@@ -80,11 +98,6 @@ def search_text(query: str) -> str:
 def answer_text(answer: str) -> str:
     """An answer action; see `search_text` for the blank."""
     return f"<answer> {answer}</answer>"
-
-
-def hops_read(observation: str, hop_answers: Sequence[str], turn: int) -> int:
-    """Hops whose answer stands in what the last search returned: ``turn`` if it does, else 0."""
-    return turn if hop_answers[min(turn, len(hop_answers)) - 1] in observation else 0
 
 
 def demonstrate(

@@ -182,7 +182,9 @@ def load_language_model(name: str, *, dtype: torch.dtype = torch.float32) -> tup
         ValueError: nothing of that name; the message says what was tried and what to do.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # the scripts draw their own
     source = resolve_model(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
