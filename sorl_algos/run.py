@@ -30,7 +30,10 @@ from sorl_env.trajectory import Trajectory, Turn
 
 SHOWN_TRAJECTORIES = 10
 # What may differ between a run and its resumption.
-_MAY_CHANGE = {"run_dir", "updates", "eval_every", "save_every", "keep_checkpoints", "stop_after_minutes", "eval_limit", "test_limit"}
+_MAY_CHANGE = {
+    "run_dir", "updates", "eval_every", "save_every", "keep_checkpoints", "stop_after_minutes", "eval_limit",
+    "test_limit",
+}  # fmt: skip
 
 
 class Progress(Protocol):
@@ -214,7 +217,10 @@ class Run:
             for trajectory, question in zip(result.trajectories, questions, strict=True)
         ]
         write_text_atomically(self.config.run_dir / f"trajectories_{stage}.jsonl", "\n".join(lines) + "\n")
-        ids = [[[list(turn.observation_ids), list(turn.action_ids)] for turn in item.turns] for item in result.trajectories]
+        ids = [
+            [[list(turn.observation_ids), list(turn.action_ids)] for turn in item.turns]
+            for item in result.trajectories
+        ]
         write_text_atomically(self.config.run_dir / f"trajectories_{stage}_ids.json", json.dumps(ids))
 
     def _add_ratios(self) -> None:
