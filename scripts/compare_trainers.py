@@ -21,9 +21,7 @@ from other_trainers.with_verl import verl_results
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trainer", choices=["verl", "trl"])
     parser.add_argument("path", type=Path)
     arguments = parser.parse_args()

@@ -168,9 +168,7 @@ def spread(per_sequence: Tensor, mask: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def rewards_with_kl(
-    rewards: Tensor, logp: Tensor, ref_logp: Tensor, mask: Tensor, *, coefficient: float
-) -> Tensor:
+def rewards_with_kl(rewards: Tensor, logp: Tensor, ref_logp: Tensor, mask: Tensor, *, coefficient: float) -> Tensor:
     """KL in the reward: rewards - coefficient (logp - ref_logp) on every action token (k1), 0 off the mask.
 
     logp is the sampling policy's (old_logp): the penalty is a reward, constant during the update.

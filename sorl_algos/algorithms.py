@@ -177,9 +177,7 @@ class Algorithm:
         if self.needs_critic and values is None:
             raise ValueError(f"advantages {self.advantages!r} need the critic's values, and there are none")
         if self.group_based and group_ids is None:
-            raise ValueError(
-                f"advantages {self.advantages!r} compare the episodes of a group, and group_ids is None"
-            )
+            raise ValueError(f"advantages {self.advantages!r} compare the episodes of a group, and group_ids is None")
         estimator = ADVANTAGES[self.advantages]
         return estimator(
             rewards=rewards,
@@ -267,9 +265,7 @@ advantages_of = Algorithm.estimate_advantages
 policy_loss = Algorithm.policy_loss
 
 
-def _gae(
-    *, rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float, **_: Any
-) -> tuple[Tensor, Tensor]:
+def _gae(*, rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float, **_: Any) -> tuple[Tensor, Tensor]:
     return gae(rewards, values, mask, gamma=gamma, lam=lam)
 
 
@@ -382,9 +378,7 @@ def algorithm(name: str, **overrides: Any) -> Algorithm:
     if unknown:
         known = ", ".join([*columns, *_NORMALISATION_OVERRIDES])
         raise ValueError(f"algorithm {name!r} has no column {unknown[0]!r}; known: {known}")
-    settings = {
-        _NORMALISATION_OVERRIDES[key]: overrides.pop(key) for key in [*overrides] if key not in columns
-    }
+    settings = {_NORMALISATION_OVERRIDES[key]: overrides.pop(key) for key in [*overrides] if key not in columns}
     normalisation = overrides.pop("normalisation", row.normalisation)
     if isinstance(normalisation, str):
         normalisation = _normalisation_named(normalisation)
@@ -408,7 +402,5 @@ def _with_settings(normalisation: Normalisation | None, settings: dict[str, Any]
             f"choose one of {', '.join(NORMALISATIONS)}"
         )
     if "level" in settings and not isinstance(normalisation, CoefficientRatio):
-        raise ValueError(
-            "trigger_level belongs to coefficient_ratio; a gradient norm is taken at the loss's level"
-        )
+        raise ValueError("trigger_level belongs to coefficient_ratio; a gradient norm is taken at the loss's level")
     return replace(normalisation, **settings)

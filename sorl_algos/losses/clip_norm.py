@@ -13,9 +13,7 @@ RHO_EPSILON = 1e-8
 
 
 @torch.no_grad()
-def clip_sums(
-    ratio: Tensor, advantages: Tensor, mask: Tensor, *, clip_low: float, clip_high: float
-) -> Tensor:
+def clip_sums(ratio: Tensor, advantages: Tensor, mask: Tensor, *, clip_low: float, clip_high: float) -> Tensor:
     """Sums behind the coefficient ratio over all action tokens: (4,), additive over micro-batches and ranks.
 
     ratio, advantages, mask: (B, T). The entries: sum of (w A)^2 and count over the tokens with w outside

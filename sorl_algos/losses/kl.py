@@ -44,9 +44,7 @@ def kl_per_token(logp: Tensor, ref_logp: Tensor, mask: Tensor, *, estimator: str
     return KL_ESTIMATORS[estimator](logp, ref_logp, mask)
 
 
-def adapted_coefficient(
-    coefficient: float, observed_kl: float, *, target: float, horizon: float, seen: float
-) -> float:
+def adapted_coefficient(coefficient: float, observed_kl: float, *, target: float, horizon: float, seen: float) -> float:
     """Next KL coefficient by proportional control (Ziegler et al., arXiv 1909.08593, section 2.2).
 
     coefficient * (1 + clip(observed / target - 1, -0.2, 0.2) * seen / horizon), where `seen` counts the

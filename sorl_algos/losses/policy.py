@@ -195,9 +195,7 @@ def _clip_counts(
 
 
 @torch.no_grad()
-def _policy_metrics(
-    logp: Tensor, old_logp: Tensor, advantages: Tensor, on: Tensor, ratio: Tensor
-) -> dict[str, Tensor]:
+def _policy_metrics(logp: Tensor, old_logp: Tensor, advantages: Tensor, on: Tensor, ratio: Tensor) -> dict[str, Tensor]:
     """Sums over action tokens that describe the step; see `LossOutput.metrics`."""
     log_ratio = token_log_ratio(logp, old_logp, on)
     weight = torch.where(on, ratio, 0.0)

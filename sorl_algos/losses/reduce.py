@@ -90,9 +90,7 @@ def sequence_mean_token_sum_norm(
     width would make the loss depend on padding. Raises ValueError when it is missing or not positive.
     """
     if norm_length is None or norm_length <= 0:
-        raise ValueError(
-            f"sequence_mean_token_sum_norm needs a positive norm_length in tokens, got {norm_length}"
-        )
+        raise ValueError(f"sequence_mean_token_sum_norm needs a positive norm_length in tokens, got {norm_length}")
     return _over(masked(per_token, mask).sum(), counts.sequences) / norm_length
 
 

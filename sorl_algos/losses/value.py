@@ -21,9 +21,7 @@ def value_loss(
     if clip_range is None:
         return 0.5 * squared
     if clip_range <= 0:
-        raise ValueError(
-            f"clip_range of the value loss must be positive (None switches it off), got {clip_range}"
-        )
+        raise ValueError(f"clip_range of the value loss must be positive (None switches it off), got {clip_range}")
     old_values = masked(old_values, mask).detach()
     clipped = old_values + (values - old_values).clamp(-clip_range, clip_range)
     return 0.5 * torch.maximum(squared, (clipped - returns).square())

@@ -102,9 +102,7 @@ def test_mixed_advantages_within_a_turn() -> None:
     # -(0.5 / 2) * 1 = -0.25.
     mask, ids = layout(1)
     logp = place(RATIOS[:1]).log().requires_grad_()
-    out = clipped_surrogate(
-        logp, torch.zeros_like(logp), place([[3, -1, -2, 1]]), mask, ids, level="turn", **CLIPS
-    )
+    out = clipped_surrogate(logp, torch.zeros_like(logp), place([[3, -1, -2, 1]]), mask, ids, level="turn", **CLIPS)
     assert on_actions(out.per_token) == close([[-3.6, 2.0, 1.6, -0.5]])
     assert on_actions(out.clip_excess) == close([[2.4, 0.0, 0.6, 0.0]])
     (got,) = torch.autograd.grad(out.per_token.sum(), logp)

@@ -72,9 +72,7 @@ def random_batch(seed: int, rows: int = 5, width: int = 14, spread: float = 0.4)
 def same(what: str, actual: Tensor, expected: object, *, tolerance: float) -> None:
     """Assert that the largest absolute difference is within `tolerance`, and record it."""
     target = expected if isinstance(expected, Tensor) else torch.tensor(expected, dtype=torch.float64)
-    assert actual.shape == target.shape, (
-        f"{what}: shape {tuple(actual.shape)}, expected {tuple(target.shape)}"
-    )
+    assert actual.shape == target.shape, f"{what}: shape {tuple(actual.shape)}, expected {tuple(target.shape)}"
     difference = (actual.detach().double() - target.detach().double()).abs()
     worst = float(difference.max()) if difference.numel() else 0.0
     if "SORL_PROOFS" in os.environ:
@@ -91,9 +89,7 @@ def table(path: Path) -> str:
         tolerance, worst, count = rows.get(entry["what"], (0.0, 0.0, 0.0))
         rows[entry["what"]] = [max(tolerance, entry["tolerance"]), max(worst, entry["worst"]), count + 1]
     lines = ["| what | comparisons | tolerance | worst seen |", "|---|---|---|---|"]
-    lines += [
-        f"| {what} | {count:.0f} | {tol:.0e} | {worst:.1e} |" for what, (tol, worst, count) in rows.items()
-    ]
+    lines += [f"| {what} | {count:.0f} | {tol:.0e} | {worst:.1e} |" for what, (tol, worst, count) in rows.items()]
     return "\n".join(lines)
 
 

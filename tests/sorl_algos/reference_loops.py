@@ -53,9 +53,7 @@ def log_ratio(logp: float, old_logp: float) -> float:
     return max(-BOUND, min(BOUND, logp - old_logp))
 
 
-def ratios(
-    logp: Rows, old_logp: Rows, mask: Mask, level: str, pooling: str = "mean"
-) -> list[list[float | None]]:
+def ratios(logp: Rows, old_logp: Rows, mask: Mask, level: str, pooling: str = "mean") -> list[list[float | None]]:
     out: list[list[float | None]] = [[None] * len(row) for row in mask]
     for b, row in enumerate(mask):
         for segment in segments_of(row, level):
@@ -148,10 +146,7 @@ def surrogate_gradient(
         for segment in segments_of(row, level):
             ratio = w[b][segment[0]]
             assert ratio is not None
-            total = sum(
-                weights[b][t] * slope(ratio, advantages[b][t], clip_low, clip_high, dual_clip)
-                for t in segment
-            )
+            total = sum(weights[b][t] * slope(ratio, advantages[b][t], clip_low, clip_high, dual_clip) for t in segment)
             share = len(segment) if pooling == "mean" else 1
             for t in segment:
                 out[b][t] = ratio * total / share
@@ -182,9 +177,7 @@ def reduction_weights(mask: Mask, how: str, norm_length: float | None = None) ->
     return out
 
 
-def clip_sums(
-    w: Sequence[Sequence[float | None]], advantages: Rows, clip_low: float, clip_high: float
-) -> list[float]:
+def clip_sums(w: Sequence[Sequence[float | None]], advantages: Rows, clip_low: float, clip_high: float) -> list[float]:
     """Sum of (w A)^2 and count over tokens outside the interval, then over the others."""
     sums = [0.0, 0.0, 0.0, 0.0]
     for row, adv_row in zip(w, advantages, strict=True):
@@ -248,9 +241,7 @@ def legacy_gae(
 ) -> tuple[list[list[float]], list[list[float]]]:
     """Every token from the first to the last action is a step; rewards are the action tokens' only."""
     span = [[False] * len(row) for row in mask]
-    held = [
-        [r if on else 0.0 for r, on in zip(rs, ms, strict=True)] for rs, ms in zip(rewards, mask, strict=True)
-    ]
+    held = [[r if on else 0.0 for r, on in zip(rs, ms, strict=True)] for rs, ms in zip(rewards, mask, strict=True)]
     for b, row in enumerate(mask):
         columns = action_columns(row)
         if columns:

@@ -44,9 +44,7 @@ def test_gae_equals_the_loop(gamma: float, lam: float, with_bootstrap: bool, see
     expected = loops.gae(*data, gamma, lam, after)
     same("gae: advantages = loop", got[0], expected[0], tolerance=1e-12)
     same("gae: returns = loop", got[1], expected[1], tolerance=1e-12)
-    got = turn_gae(
-        batch.rewards, batch.values, batch.mask, batch.turn_ids, gamma=gamma, lam=lam, bootstrap=bootstrap
-    )
+    got = turn_gae(batch.rewards, batch.values, batch.mask, batch.turn_ids, gamma=gamma, lam=lam, bootstrap=bootstrap)
     expected = loops.turn_gae(*data, gamma, lam, after)
     same("turn_gae: advantages = loop", got[0], expected[0], tolerance=1e-12)
     same("turn_gae: returns = loop", got[1], expected[1], tolerance=1e-12)

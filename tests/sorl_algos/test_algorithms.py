@@ -64,9 +64,7 @@ def test_rows_are_those_of_the_design() -> None:
         "reinforce": ("reward_to_go", "token", None, "sequence_mean_token_sum"),
     }
     assert ALIASES == {"st_ppo": "so_ppo"} and algorithm("st_ppo") == algorithm("so_ppo")
-    assert algorithm("s_ppo").normalisation == CoefficientRatio(
-        threshold=3.0, level="token", scope="minibatch"
-    )
+    assert algorithm("s_ppo").normalisation == CoefficientRatio(threshold=3.0, level="token", scope="minibatch")
     assert [name for name, row in ALGORITHMS.items() if row.needs_critic] == [
         "ppo",
         "turn_ppo",
@@ -134,9 +132,7 @@ def test_overrides_of_the_normalisation() -> None:
         ("dr_grpo", {"norm_length": 0}, r"norm_length must be a positive number of tokens, got 0"),
     ],
 )
-def test_wrong_names_and_values_say_what_is_known(
-    name: str, overrides: dict[str, object], message: str
-) -> None:
+def test_wrong_names_and_values_say_what_is_known(name: str, overrides: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         algorithm(name, **overrides)
 
@@ -198,18 +194,14 @@ def test_missing_inputs_are_named() -> None:
     }
     with pytest.raises(ValueError, match="advantages 'gae' need the critic's values"):
         algorithm("ppo").estimate_advantages(values=None, group_ids=None, **fields)  # type: ignore[arg-type]
-    with pytest.raises(
-        ValueError, match="advantages 'group' compare the episodes of a group, and group_ids is None"
-    ):
+    with pytest.raises(ValueError, match="advantages 'group' compare the episodes of a group, and group_ids is None"):
         algorithm("grpo").estimate_advantages(values=None, group_ids=None, **fields)  # type: ignore[arg-type]
 
 
 # --- normalisation: scopes, splits, and the gradient estimators
 
 
-def accumulated(
-    row: Algorithm, batch: RandomBatch, parts: list[Tensor], counts: Counts
-) -> tuple[Tensor, Tensor]:
+def accumulated(row: Algorithm, batch: RandomBatch, parts: list[Tensor], counts: Counts) -> tuple[Tensor, Tensor]:
     """Gradient of one optimiser step over micro-batches, as a trainer takes it, and its clip sums."""
     logp = batch.logp.clone().requires_grad_()
     sums = torch.zeros(4, dtype=torch.float64)

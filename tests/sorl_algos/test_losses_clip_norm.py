@@ -56,10 +56,7 @@ def test_sums_and_factor_equal_the_loops_and_add_up(level: str, seed: int) -> No
         same("factor = loop", factor, torch.tensor(expected_factor, dtype=torch.float64), tolerance=1e-12)
         same("rho = loop", rho, torch.tensor(expected_rho, dtype=torch.float64), tolerance=1e-12)
         assert 0.0 < factor.item() <= 1.0
-    rows = [
-        clip_sums(ratio[i : i + 1], batch.advantages[i : i + 1], batch.mask[i : i + 1], **CLIPS)
-        for i in range(5)
-    ]
+    rows = [clip_sums(ratio[i : i + 1], batch.advantages[i : i + 1], batch.mask[i : i + 1], **CLIPS) for i in range(5)]
     same("clip_sums add up over micro-batches", torch.stack(rows).sum(0), sums, tolerance=1e-13)
     per_row = clip_sums_per_sequence(ratio, batch.advantages, batch.mask, **CLIPS)
     same("clip_sums add up over micro-batches", per_row, torch.stack(rows), tolerance=0.0)
@@ -67,9 +64,7 @@ def test_sums_and_factor_equal_the_loops_and_add_up(level: str, seed: int) -> No
 
 def test_nothing_clipped_leaves_the_update_alone() -> None:
     ratio, ones = torch.full((2, 3), 1.1), torch.ones(2, 3)
-    factor, rho = normalisation_factor(
-        clip_sums(ratio, ones, ones, clip_low=0.2, clip_high=0.2), threshold=1e-9
-    )
+    factor, rho = normalisation_factor(clip_sums(ratio, ones, ones, clip_low=0.2, clip_high=0.2), threshold=1e-9)
     assert (factor.item(), rho.item()) == (1.0, 0.0)
 
 

@@ -63,9 +63,7 @@ def test_icepop_and_rejection_by_hand(leave: bool) -> None:
     torch.testing.assert_close(popped.weights, expected, atol=1e-12, rtol=0)
     assert dropped.weights.tolist() == [[1.0, 1.0, 0.0, 1.0, 1.0]]
     narrow = {"low": 0.4, "high": 1.5, "rejected_leave_denominator": leave}
-    assert rejection(OLD, SAMPLED, MASK, IDS, level="turn", **narrow).weights.tolist() == [
-        [0.0, 0.0, 0.0, 1.0, 1.0]
-    ]
+    assert rejection(OLD, SAMPLED, MASK, IDS, level="turn", **narrow).weights.tolist() == [[0.0, 0.0, 0.0, 1.0, 1.0]]
 
 
 def test_rejected_tokens_and_the_denominator() -> None:
@@ -74,9 +72,7 @@ def test_rejected_tokens_and_the_denominator() -> None:
     losses = torch.ones(1, 5, dtype=torch.float64)
     means = []
     for leave in (True, False):
-        got = rejection(
-            OLD, SAMPLED, MASK, IDS, level="token", low=0.4, high=3.0, rejected_leave_denominator=leave
-        )
+        got = rejection(OLD, SAMPLED, MASK, IDS, level="token", low=0.4, high=3.0, rejected_leave_denominator=leave)
         counts = counts_of(got.mask, IDS)
         means.append(token_mean(got.weights * losses, MASK, IDS, counts).item())
     assert means == [1.0, 0.5]
@@ -89,9 +85,7 @@ def test_decoupled_objective_by_hand() -> None:
     logp = torch.tensor([[-0.9]], requires_grad=True)
     mask, ids = torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.long)
     got = decoupled_weights(proximal, behaviour, mask, ids, level="token", cap=5.0)
-    out = clipped_surrogate(
-        logp, proximal, torch.ones(1, 1), mask, ids, level="token", clip_low=0.2, clip_high=0.2
-    )
+    out = clipped_surrogate(logp, proximal, torch.ones(1, 1), mask, ids, level="token", clip_low=0.2, clip_high=0.2)
     assert got.weights.item() == pytest.approx(1.221403, abs=1e-6)
     assert out.ratio.item() == pytest.approx(1.105171, abs=1e-6)
     loss = (got.weights * out.per_token).sum()

@@ -15,14 +15,10 @@ ONE = torch.ones(1, 1)
 
 def test_kl_estimators_by_hand() -> None:
     # d = -1.0 + 1.5 = 0.5: k1 0.5, k2 0.125, k3 exp(-0.5) - 1 + 0.5 = 0.106531 (flipped sign: 0.148721).
-    values = {
-        name: kl_per_token(-1.0 * ONE, -1.5 * ONE, ONE, estimator=name).item() for name in KL_ESTIMATORS
-    }
+    values = {name: kl_per_token(-1.0 * ONE, -1.5 * ONE, ONE, estimator=name).item() for name in KL_ESTIMATORS}
     assert values == pytest.approx({"k1": 0.5, "k2": 0.125, "k3": 0.106531}, abs=1e-6)
     # d = -1: k1 -1, k2 0.5, k3 e - 1 - 1 = 0.718282
-    values = {
-        name: kl_per_token(-2.0 * ONE, -1.0 * ONE, ONE, estimator=name).item() for name in KL_ESTIMATORS
-    }
+    values = {name: kl_per_token(-2.0 * ONE, -1.0 * ONE, ONE, estimator=name).item() for name in KL_ESTIMATORS}
     assert values == pytest.approx({"k1": -1.0, "k2": 0.5, "k3": 0.718282}, abs=1e-6)
 
 

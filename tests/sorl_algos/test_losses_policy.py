@@ -53,9 +53,7 @@ def surrogate_of(batch: RandomBatch, logp: Tensor, level: str, **options: object
 @pytest.mark.parametrize("pooling", ["mean", "sum"])
 @pytest.mark.parametrize("dual_clip", [None, 1.5])
 @pytest.mark.parametrize("seed", range(4))
-def test_values_and_gradients_equal_the_loops(
-    level: str, pooling: str, dual_clip: float | None, seed: int
-) -> None:
+def test_values_and_gradients_equal_the_loops(level: str, pooling: str, dual_clip: float | None, seed: int) -> None:
     batch = random_batch(seed)
     logp = batch.logp.clone().requires_grad_()
     out = surrogate_of(batch, logp, level, pooling=pooling, dual_clip=dual_clip)
@@ -223,9 +221,7 @@ def test_on_policy_all_levels_agree_when_the_advantage_is_constant_per_sequence(
     gradients = []
     for level in LEVELS:
         logp = batch.old_logp.clone().requires_grad_()
-        out = clipped_surrogate(
-            logp, batch.old_logp, advantages, batch.mask, batch.turn_ids, level=level, **CLIPS
-        )
+        out = clipped_surrogate(logp, batch.old_logp, advantages, batch.mask, batch.turn_ids, level=level, **CLIPS)
         assert out.ratio.eq(1.0).all() and out.clip_excess.eq(0.0).all()
         loss = REDUCTIONS["token_mean"](out.per_token, batch.mask, batch.turn_ids, counts)
         gradients.append(gradient(loss, logp))
@@ -337,9 +333,7 @@ def test_float32_follows_float64(level: str) -> None:
     batch = random_batch(seed=9)
     exact = clipped_surrogate(*batch.five, level=level, **CLIPS)
     logp, old_logp, advantages, mask, ids = batch.five
-    single = clipped_surrogate(
-        logp.float(), old_logp.float(), advantages.float(), mask, ids, level=level, **CLIPS
-    )
+    single = clipped_surrogate(logp.float(), old_logp.float(), advantages.float(), mask, ids, level=level, **CLIPS)
     assert single.per_token.dtype == torch.float32
     same("float32 against float64", single.per_token, exact.per_token, tolerance=1e-5)
 
@@ -355,9 +349,7 @@ def test_clip_binds_only_where_it_lowers_the_objective() -> None:
 
 def test_asymmetric_clip_moves_one_bound() -> None:
     # Upper bound 1.28: 1.5 -> 1.28 held, 1.25 free; lower bound 0.8 for A < 0: 0.7 -> 0.8 held, 0.9 free.
-    losses = token_ratio_loss(
-        [(1.5, 1.0), (1.25, 1.0), (0.7, -1.0), (0.9, -1.0), (1.5, -1.0)], clip_high=0.28
-    )
+    losses = token_ratio_loss([(1.5, 1.0), (1.25, 1.0), (0.7, -1.0), (0.9, -1.0), (1.5, -1.0)], clip_high=0.28)
     assert losses == pytest.approx([-1.28, -1.25, 0.8, 0.9, 1.5], abs=1e-12)
 
 
@@ -415,9 +407,7 @@ def test_metrics_by_hand() -> None:
     mask = torch.ones(1, 4, dtype=torch.bool)
     ids = turn_ids_from_mask(mask)
     old = torch.zeros_like(ratio)
-    out = clipped_surrogate(
-        ratio.log(), old, advantages, mask, ids, level="token", clip_low=0.2, clip_high=0.2
-    )
+    out = clipped_surrogate(ratio.log(), old, advantages, mask, ids, level="token", clip_low=0.2, clip_high=0.2)
     got = {name: value.item() for name, value in out.metrics.items()}
     counts = (got["tokens"], got["clipped_tokens"], got["clipped_tokens_high"], got["clipped_tokens_low"])
     assert counts == (4, 2, 1, 1)

@@ -9,9 +9,7 @@ from tests.sorl_algos import reference_loops as loops
 from tests.sorl_algos.proofs import random_batch, same
 
 
-def reduce_all(
-    per_token: list[list[float]], mask: list[list[int]], norm_length: float = 8
-) -> dict[str, float]:
+def reduce_all(per_token: list[list[float]], mask: list[list[int]], norm_length: float = 8) -> dict[str, float]:
     tensor_mask = torch.tensor(mask)
     ids = turn_ids_from_mask(tensor_mask)
     counts = counts_of(tensor_mask, ids)

@@ -98,9 +98,7 @@ def test_log_ratio_is_bounded_and_blind_under_the_mask() -> None:
     l_t = token_log_ratio(logp, old_logp, mask)
     assert l_t.tolist() == [[0.0, 20.0, 0.0, -20.0, 0.0]]
     l_t.sum().backward()
-    assert logp.grad is not None and logp.grad.tolist() == [
-        [0.0] * 5
-    ]  # nothing through the mask or the bound
+    assert logp.grad is not None and logp.grad.tolist() == [[0.0] * 5]  # nothing through the mask or the bound
 
 
 def test_product_ratio_of_many_tokens_cannot_overflow() -> None:
