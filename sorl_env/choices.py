@@ -122,6 +122,22 @@ def gold_of(question: Question) -> str:
     )
 
 
+def without_options(query: str, question: Question) -> str:
+    """``query`` without the texts of the question's options; "" where no word is left.
+
+    An option that stands in the question itself stays. MIRAGE prescribes searching by the question alone, so
+    that retrieval does not already choose.
+    """
+    asked = f" {normalize_answer(question.text)} "
+    for option in sorted(options_of(question).values(), key=len, reverse=True):
+        words = re.findall(r"\w+", option)
+        if words and f" {normalize_answer(option)} " not in asked:
+            pattern = r"(?<!\w)" + r"\W+".join(map(re.escape, words)) + r"(?!\w)"
+            query = re.sub(pattern, " ", query, flags=re.IGNORECASE)
+    query = " ".join(query.split())
+    return query if re.search(r"\w", query) else ""
+
+
 def _bare(text: str) -> str:
     """Without mark-up, and on one form of every character."""
     text = unicodedata.normalize("NFKC", text)

@@ -1,10 +1,12 @@
 """The rules of the game, without gymnasium: one question, some searches, one answer.
 
-episode = Episode(question, EpisodeRules(max_searches=2), reward_fn)
-observation = episode.begin()
-query = episode.query(action_text)                 # what this action asks the retriever, or None
-hits = retriever.search([query], rules.top_k)[0] if query is not None else None
-step = episode.advance(action_text, hits)          # one turn
+One episode, by hand::
+
+    episode = Episode(question, EpisodeRules(max_searches=2), reward_fn)
+    observation = episode.begin()
+    query = episode.query(action_text)  # what this action asks the retriever, or None
+    hits = retriever.search([query], rules.top_k)[0] if query is not None else None
+    step = episode.advance(action_text, hits)  # one turn
 """
 
 from __future__ import annotations
@@ -16,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from retrieval_index.types import Hit
-from sorl_env.actions import MAX_QUERY_CHARS, Action, Answer, CutText, Search, parse
-from sorl_env.observations import budget_note, hint, render_observation
+from sorl_env.actions import MAX_QUERY_CHARS, Action, Answer, CutText, Search, clean_query
+from sorl_env.choices import options_of, without_options
+from sorl_env.dialects import Dialect, dialect_named
+from sorl_env.observations import budget_note, hint
 from sorl_env.prompts import prompt_text, resolve_prompt
 from sorl_env.questions import Question
 from sorl_env.rewards import RewardFn, answer_scores, checked_reward
@@ -52,6 +56,12 @@ class EpisodeRules:
         search_cost: taken off the reward of every turn whose search was carried out.
         prompt: a name in PROMPTS, a template that holds ``{question}``, or the path (a Path) of such a file.
         tell_budget: whether observations say how many searches are left.
+        dialect: a name in ``dialects.DIALECTS``.
+        options_in_query: whether a query may hold the options of a multiple-choice question; if not, they are
+            taken out of it, and the question itself is searched for where nothing else is left.
+        last_turn_answers: whether the last turn ends the episode as answered whatever is in it (a problem
+        that
+            is solved in one go), and not as cut off by the turn limit.
 
     Raises ValueError for a value that makes no sense.
     """
@@ -64,6 +74,9 @@ class EpisodeRules:
     search_cost: float = 0.0
     prompt: str | Path = "search_r1"
     tell_budget: bool = False
+    dialect: str = "search_r1"
+    options_in_query: bool = True
+    last_turn_answers: bool = False
 
     def __post_init__(self) -> None:
         _at_least(0, max_searches=self.max_searches)
@@ -77,6 +90,10 @@ class EpisodeRules:
                     f"{name} is what is taken off the reward: a finite number of at least 0, got {value!r}"
                 )
         resolve_prompt(self.prompt)
+        if self.max_searches and not dialect_named(self.dialect).search_form:
+            raise ValueError(
+                f"dialect {self.dialect!r} has no search; set max_searches=0 or take another dialect"
+            )
 
     @property
     def max_turns(self) -> int:
@@ -109,6 +126,10 @@ class Episode:
         self._parsed: tuple[str, Action] | None = None
 
     @property
+    def _dialect(self) -> Dialect:
+        return dialect_named(self.rules.dialect)  # looked up, so that an episode can be pickled
+
+    @property
     def finished(self) -> bool:
         return self.stop is not None
 
@@ -120,7 +141,7 @@ class Episode:
         """The first observation. Starts the episode anew."""
         self.action_texts, self.rewards = [], []
         self.searches, self.stop, self._parsed = 0, None, None
-        first = prompt_text(self.rules.prompt, self.question.text)
+        first = prompt_text(self.rules.prompt, question_block(self.question))
         if self.rules.tell_budget:
             first += budget_note(self.rules.max_searches)
         self.observations = [first]
@@ -133,7 +154,12 @@ class Episode:
         """
         self._check_running()
         action = self._parse(action_text)
-        return action.query if isinstance(action, Search) and self.turns_left > 1 else None
+        if not isinstance(action, Search) or self.turns_left <= 1:
+            return None
+        if self.rules.options_in_query or self.question.kind != "choice":
+            return action.query
+        bare = without_options(action.query, self.question)
+        return bare or clean_query(self.question.text, self.rules.max_query_chars)
 
     def advance(self, action_text: str, hits: Sequence[Hit] | None = None, error: bool = False) -> Step:
         """Play one turn.
@@ -163,19 +189,21 @@ class Episode:
         elif hits is not None:
             self.searches += 1
             reward -= self.rules.search_cost
-            observation = render_observation(hits, self.rules.max_observation_words)
+            observation = self._dialect.render(hits, self.rules.max_observation_words)
         elif kind == "invalid":
             reward -= self.rules.invalid_penalty
         if last and self.stop is None:
-            self.stop = "length_limit" if kind == "cut" else "turn_limit"
+            answered = "answered" if self.rules.last_turn_answers else "turn_limit"
+            self.stop = "length_limit" if kind == "cut" else answered
 
         if self.stop is None:
             if not isinstance(action, (Search, Answer)):
-                observation = hint(action.reason, may_search=self.turns_left > 1)
+                forms = [self._dialect.search_form] if self.turns_left > 1 else []
+                observation = hint(action.reason, [*filter(None, forms), self._dialect.answer_form])
             if self.rules.tell_budget:
                 observation += budget_note(self.turns_left - 1)
         elif not error:
-            reward += checked_reward(self.reward_fn, tuple(self.action_texts), self.question)
+            reward += checked_reward(self.reward_fn, self._tagged(), self.question)
         self.observations.append(observation)
         self.rewards.append(reward)
         found = () if hits is None else tuple(hit.passage for hit in hits)
@@ -184,7 +212,7 @@ class Episode:
         info["retrieved_titles"] = tuple(passage.title for passage in found)
         info["answer"] = action.text if isinstance(action, Answer) else None
         if self.stop is not None and not error:
-            info["scores"] = answer_scores(self.action_texts, self.question)
+            info["scores"] = answer_scores(self._tagged(), self.question)
         return Step(observation, reward, self.stop == "answered", self.stop not in (None, "answered"), info)
 
     def info(self, action_kind: str | None = None) -> dict[str, Any]:
@@ -245,14 +273,26 @@ class Episode:
 
     def _parse(self, action_text: str) -> Action:
         if self._parsed is None or self._parsed[0] is not action_text:
-            self._parsed = (action_text, parse(action_text, max_query_chars=self.rules.max_query_chars))
+            self._parsed = (action_text, self._dialect.parse(action_text, self.rules.max_query_chars))
         return self._parsed[1]
+
+    def _tagged(self) -> tuple[str, ...]:
+        """The turns in the tags that rewards read."""
+        return tuple(self._dialect.tagged(text) for text in self.action_texts)
 
     def _check_running(self) -> None:
         if not self.observations:
             raise RuntimeError("the episode has not begun; call reset() (begin() on an Episode) first")
         if self.finished:
             raise RuntimeError(f"the episode is over ({self.stop}); call reset() before the next step")
+
+
+def question_block(question: Question) -> str:
+    """The question's text, followed by its options, one a line, where it is multiple choice."""
+    if question.kind != "choice":
+        return question.text
+    lines = [f"{letter}) {option}" for letter, option in options_of(question).items()]
+    return "\n".join([question.text, *lines])
 
 
 def _kind(action: Action, action_text: str) -> str:

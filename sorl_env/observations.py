@@ -61,10 +61,9 @@ def cut_block(body: str, max_words: int, separator: str = "") -> str:
     return separator.join([OPEN, " ".join(words), CLOSE])
 
 
-def hint(reason: str, *, may_search: bool) -> str:
-    """The observation after a turn without an action: what was wrong and what is allowed."""
-    allowed = "<search>query</search> or <answer>answer</answer>" if may_search else "<answer>answer</answer>"
-    return f"\n\nNot a valid action: {reason}. Write {allowed}.\n\n"
+def hint(reason: str, allowed: Sequence[str]) -> str:
+    """The observation after a turn without an action: what was wrong, and the forms that are allowed."""
+    return f"\n\nNot a valid action: {reason}. Write {' or '.join(allowed)}.\n\n"
 
 
 def budget_note(searches_left: int) -> str:

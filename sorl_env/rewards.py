@@ -81,7 +81,7 @@ def answer_scores(action_texts: Sequence[str], question: Question) -> dict[str, 
     """What evaluation reports of every episode, whatever its reward.
 
     exact_match, f1, contains; for a question of kind "choice" also choice_accuracy and unparseable (1.0 where
-    an answer was given that chooses no option).
+    an answer was given that chooses no option); for one of kind "math" exact_match is mathematical equality.
     """
     scores = {
         "exact_match": exact_match(action_texts, question),
@@ -93,6 +93,8 @@ def answer_scores(action_texts: Sequence[str], question: Question) -> dict[str, 
         chosen = None if answer is None else choice_of(answer, options_of(question))
         scores["choice_accuracy"] = float(chosen == gold_of(question))
         scores["unparseable"] = float(answer is not None and chosen is None)
+    elif question.kind == "math":
+        scores["exact_match"] = math_equal(action_texts, question)
     return scores
 
 
