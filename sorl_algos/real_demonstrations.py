@@ -1,0 +1,133 @@
+"""Demonstrations on questions that nobody wrote queries for: the script searches, quotes what it read, and answers.
+
+A question is used where one of its known passages (``positive_ids``) is among the hits of a query made of the
+question's own words, and where the shown text of the passages holds an accepted answer. Everything else is left out.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+from sorl_algos.demonstrations import answer_text, demonstrate, search_text
+from sorl_algos.rollout.renderer import Renderer
+from sorl_env.trajectory import Trajectory
+
+LONGEST_ANSWER_WORDS = 6
+_NOT_SEARCHED = frozenset(
+    "a an the of in on at to for from by with as and or is are was were be been do does did has have had will would "
+    "can could what which who whom whose when where why how many much that this there it its their his her he she "
+    "they you your i".split()
+)
+_HEADER = re.compile(r"Doc \d+\(Title: .*?\) |Doc \d+ |</?information>")
+_UNKNOWN = "unknown"
+
+
+def in_dev(question_id: str, *, share: float, seed: int) -> bool:
+    """Whether a question belongs to the held-out part: a hash of seed and id below ``share``."""
+    digest = blake2b(f"{seed}:{question_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") < share * 2**64
+
+
+def keywords(text: str) -> str:
+    """The question's words without its function words; the whole question where nothing else is left."""
+    words = re.findall(r"\w[\w'’.-]*\w|\w", text)
+    kept = [word for word in words if word.lower() not in _NOT_SEARCHED]
+    return " ".join(kept) or " ".join(words)
+
+
+def find_queries(questions: Sequence[Any], retriever: Any, *, top_k: int) -> dict[str, str]:
+    """For each question that has one, a query whose first ``top_k`` hits hold one of its ``positive_ids``.
+
+    Tried are the question's keywords, then the question as it stands. One retriever call for each.
+    """
+    found: dict[str, str] = {}
+    left = [question for question in questions if question.metadata.get("positive_ids")]
+    for make in (keywords, lambda text: text.rstrip(" ?")):
+        queries = [make(question.text) for question in left]
+        for question, query, hits in zip(left, queries, retriever.search(queries, top_k), strict=True):
+            if {hit.passage.id for hit in hits} & set(question.metadata["positive_ids"]):
+                found[question.id] = query
+        left = [question for question in left if question.id not in found]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Where an observation holds the answer: the answer as it stands there, and the words around it."""
+
+    answer: str
+    evidence: str
+
+
+def read(observation: str, question: str, answers: Iterable[str], *, around: int = 5) -> Reading | None:
+    """The place with an accepted answer whose sentence shares most words with the question; None: there is none.
+
+    Args:
+        observation: passages as the environment shows them.
+        around: words quoted on each side of the answer, within its sentence.
+    """
+    asked = {word.lower() for word in keywords(question).split()}
+    best: tuple[int, Reading] | None = None
+    for sentence in re.split(r"(?<=[.!?]) |\n", _HEADER.sub("\n", observation)):
+        shared = len(asked & {word.lower() for word in re.findall(r"\w[\w'’.-]*\w|\w", sentence)})
+        for answer in answers:
+            if len(answer.split()) > LONGEST_ANSWER_WORDS:
+                continue
+            match = re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", sentence, re.IGNORECASE)
+            if match and (best is None or shared > best[0]):
+                before = sentence[: match.start()].split(" ")[-around - 1 :]
+                after = sentence[match.end() :].split(" ")[: around + 1]
+                evidence = (" ".join(before) + match.group() + " ".join(after)).strip()
+                best = shared, Reading(match.group(), evidence)
+    return best[1] if best else None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingScript:
+    """Searches once with the question's query, then quotes the evidence and gives the answer as it stands there."""
+
+    queries: Mapping[str, str]
+
+    def __call__(self, question: Any, observation: str, turn: int, rng: random.Random) -> str:
+        if turn == 0:
+            return f"<think>I should look this up.</think>{search_text(self.queries[question.id])}"
+        found = read(observation, question.text, question.answers)
+        if found is None:
+            return answer_text(_UNKNOWN)
+        return f"<think>It says: {found.evidence}</think>{answer_text(found.answer)}"
+
+
+def real_demonstrations(
+    env: Any,
+    renderer: Renderer,
+    questions: Sequence[Any],
+    retriever: Any,
+    *,
+    top_k: int,
+    seed: int,
+    max_tokens: int,
+    on_episodes: Callable[[int], None] | None = None,
+) -> list[Trajectory]:
+    """Plays every question that a query was found for; keeps the episodes that were rewarded in full and are short.
+
+    Args:
+        env: a vector environment over these questions, whose ``top_k`` is the one given here.
+        max_tokens: longer episodes are left out.
+    """
+    queries = find_queries(questions, retriever, top_k=top_k)
+    usable = [question for question in questions if question.id in queries]
+    played = demonstrate(env, renderer, usable, ReadingScript(queries), seed=seed, on_episodes=on_episodes)
+    return [
+        item
+        for item in played
+        if len(item.turns) == 2 and item.turns[-1].reward == 1.0 and _tokens(item) <= max_tokens
+    ]
+
+
+def _tokens(trajectory: Trajectory) -> int:
+    return sum(len(turn.observation_ids) + len(turn.action_ids) for turn in trajectory.turns)
