@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from sorl_algos.batch import Batch
+from sorl_algos.losses.segments import at_least_float32
 
 # Action tokens whose logits exist at one time: 2,048 x a vocabulary of 150k in fp32 is 1.2 GB, of 4k 34 MB.
 LOGIT_CHUNK = 2048
@@ -43,7 +44,8 @@ class ValueHead(nn.Module):
         nn.init.zeros_(self.outer.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.outer(nn.functional.silu(self.inner(hidden))).squeeze(-1).float()
+        hidden = hidden.to(self.inner.weight.dtype)  # a trunk in half precision, a head in full
+        return at_least_float32(self.outer(nn.functional.silu(self.inner(hidden))).squeeze(-1))
 
 
 def _action_hidden(language_model: Any, token_ids: Tensor, attention_mask: Tensor, loss_mask: Tensor) -> Tensor:
@@ -63,7 +65,7 @@ def _scatter(values: Tensor, loss_mask: Tensor) -> Tensor:
 def _chunk_logp(
     hidden: Tensor, targets: Tensor, weight: Tensor, bias: Tensor | None, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    logits = nn.functional.linear(hidden, weight, bias).float() / temperature
+    logits = at_least_float32(nn.functional.linear(hidden, weight, bias)) / temperature
     log_normaliser = logits.logsumexp(-1)
     logp = logits.gather(-1, targets[:, None]).squeeze(-1) - log_normaliser
     with torch.no_grad():
@@ -75,10 +77,13 @@ class Policy(nn.Module):
     """A causal language model seen as a policy over tokens, with an optional value head on its trunk.
 
     The value head reads the trunk's hidden states without sending gradient into them: a critic that costs one small
-    matrix product. Dropout is never on: old, reference and new log-probabilities come from one function.
+    matrix product. Dropout is never on (`train` leaves the module in evaluation mode): old, reference and new
+    log-probabilities come from one function. ``logit_chunk``: action tokens whose logits exist at one time.
     """
 
-    def __init__(self, language_model: Any, *, shared_critic: bool = False) -> None:
+    def __init__(
+        self, language_model: Any, *, shared_critic: bool = False, logit_chunk: int = LOGIT_CHUNK
+    ) -> None:
         super().__init__()
         if getattr(language_model.config, "final_logit_softcapping", None):
             raise ValueError(
@@ -86,8 +91,12 @@ class Policy(nn.Module):
                 "the log-probabilities here would miss; use a model without it"
             )
         self.lm = language_model
+        self.logit_chunk = logit_chunk
         self.value_head = ValueHead(language_model.config.hidden_size) if shared_critic else None
         self.eval()
+
+    def train(self, mode: bool = True) -> Policy:
+        return super().train(False)
 
     def forward(
         self, token_ids: Tensor, attention_mask: Tensor, loss_mask: Tensor, temperature: float = 1.0
@@ -97,10 +106,10 @@ class Policy(nn.Module):
         targets = token_ids[loss_mask]
         head = self.lm.get_output_embeddings()
         logps, entropies = [], []
-        for start in range(0, max(len(targets), 1), LOGIT_CHUNK):
-            piece = slice(start, start + LOGIT_CHUNK)
+        for start in range(0, max(len(targets), 1), self.logit_chunk):
+            piece = slice(start, start + self.logit_chunk)
             arguments = (hidden[piece], targets[piece], head.weight, head.bias, temperature)
-            if torch.is_grad_enabled() and len(targets) > LOGIT_CHUNK:
+            if torch.is_grad_enabled() and len(targets) > self.logit_chunk:
                 # The logits of a chunk are made again in backward: never more than one chunk of them at a time.
                 logp, entropy = checkpoint(_chunk_logp, *arguments, use_reentrant=False)
             else:
@@ -125,6 +134,9 @@ class Critic(nn.Module):
         self.trunk = copy.deepcopy(language_model.base_model)
         self.head = ValueHead(language_model.config.hidden_size)
         self.eval()
+
+    def train(self, mode: bool = True) -> Critic:
+        return super().train(False)
 
     def forward(self, token_ids: Tensor, attention_mask: Tensor, loss_mask: Tensor) -> Tensor:
         """Values ``(B, T)``: column t is the value before token t is sampled; zero off the action tokens."""
@@ -151,6 +163,7 @@ def score(
 ) -> tuple[Batch, Tensor]:
     """Fills old_logp, ref_logp and values before the first minibatch; also returns the entropies ``(B, T)``."""
     old_logp, entropy, values, ref_logp = (torch.zeros_like(batch.rollout_logp) for _ in range(4))
+    has_values = critic is not None
     order = torch.argsort(batch.lengths(), stable=True)
     for start in range(0, len(batch), microbatch_sequences):
         index = order[start : start + microbatch_sequences]
@@ -161,10 +174,10 @@ def score(
         if critic is not None:
             values[index, :width] = critic(micro.token_ids, micro.attention_mask, micro.loss_mask)
         elif scores.values is not None:
+            has_values = True
             values[index, :width] = scores.values
         if reference is not None:
             ref_logp[index, :width] = token_logprobs(reference, micro, temperature=temperature).logp
-    has_values = critic is not None or getattr(policy, "value_head", None) is not None
     return (
         batch.replace(
             old_logp=old_logp,
