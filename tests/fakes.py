@@ -36,9 +36,7 @@ class FakeRetriever:
         if query in self.table:
             return [Hit(passage, 1.0 / rank) for rank, passage in enumerate(self.table[query], start=1)]
         words = set(query.lower().split())
-        scored = [
-            Hit(p, float(len(words & set(f"{p.title} {p.text}".lower().split())))) for p in self.passages
-        ]
+        scored = [Hit(p, float(len(words & set(f"{p.title} {p.text}".lower().split())))) for p in self.passages]
         return sorted((hit for hit in scored if hit.score > 0), key=lambda hit: -hit.score)
 
 

@@ -41,9 +41,7 @@ def batch_of(rows: int, seed: int = 0) -> Batch:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 @pytest.mark.parametrize("chunk", [2048, 3, 1])
-def test_equal_to_the_naive_computation_with_its_gradient(
-    make_model: Any, chunk: int, temperature: float
-) -> None:
+def test_equal_to_the_naive_computation_with_its_gradient(make_model: Any, chunk: int, temperature: float) -> None:
     batch, model = batch_of(5), make_model()
     with torch.no_grad():  # sharper than at initialisation, so that tokens differ
         model.get_output_embeddings().weight.mul_(8)
@@ -63,9 +61,7 @@ def test_temperature_by_hand(make_model: Any) -> None:
     # Logits 2, 1, 0 at temperature 0.5: log softmax(4, 2, 0)[0] = 4 - ln(e^4 + e^2 + 1) = -0.142932.
     from sorl_algos.models import _chunk_logp
 
-    logp, _ = _chunk_logp(
-        torch.tensor([[2.0, 1.0, 0.0]]), torch.tensor([0]), torch.eye(3), None, temperature=0.5
-    )
+    logp, _ = _chunk_logp(torch.tensor([[2.0, 1.0, 0.0]]), torch.tensor([0]), torch.eye(3), None, temperature=0.5)
     assert float(logp) == pytest.approx(-0.142932, abs=1e-6)
 
 
@@ -194,9 +190,7 @@ def test_capped_logits_are_refused(make_model: Any) -> None:
         Policy(model)
 
 
-def test_saved_models_come_back_equal_and_replace_old_ones(
-    make_model: Any, tokenizer: Any, tmp_path: Path
-) -> None:
+def test_saved_models_come_back_equal_and_replace_old_ones(make_model: Any, tokenizer: Any, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     for seed in (0, 1):  # the second replaces the first
         model = make_model(seed)
