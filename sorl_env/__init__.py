@@ -10,6 +10,8 @@ from gymnasium.envs.registration import register, registry
 
 _ENVIRONMENTS = {
     "SearchQA-v0": ("sorl_env.search_qa:SearchQAEnv", "sorl_env.vector:SearchQAVectorEnv"),
+    "MedicalQA-v0": ("sorl_env.medical_qa:MedicalQAEnv", "sorl_env.medical_qa:MedicalQAVectorEnv"),
+    "MathQA-v0": ("sorl_env.math_qa:MathQAEnv", "sorl_env.math_qa:MathQAVectorEnv"),
 }
 
 for _id, (_single, _vector) in _ENVIRONMENTS.items():

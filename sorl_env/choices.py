@@ -57,8 +57,8 @@ def choice_of(text: str, options: Mapping[str, str]) -> str | None:
     """The letter of the option that ``text`` chooses, by letter or by the option's own text, or None.
 
     A text counts only if it equals exactly one option's: first letter for letter, save case and blanks, then
-    after ``normalize_answer``, unless a digit is in it (``1.5`` is not ``15``). A bare letter, bracketed or
-    not, is read as a letter even where some option's text is that letter.
+    after ``normalize_answer`` with articles kept, unless a digit is in it (``1.5`` is not ``15``). A bare
+    letter, bracketed or not, is read as a letter even where some option's text is that letter.
     """
     letters = tuple(options)
     bare = _bare(text)
@@ -102,9 +102,7 @@ def options_of(question: Question) -> dict[str, str]:
     if isinstance(given, (list, tuple)):
         given = dict(zip(string.ascii_uppercase, given, strict=False))
     if not isinstance(given, Mapping) or len(given) < 2:
-        raise ValueError(
-            f"question {question.id!r} has no options; metadata['options'] must map letters to texts"
-        )
+        raise ValueError(f"question {question.id!r} has no options; metadata['options'] must map letters to texts")
     return {str(letter).strip().upper(): str(option) for letter, option in given.items()}
 
 
@@ -117,9 +115,7 @@ def gold_of(question: Question) -> str:
         chosen = _by_text(answer, options)
         if chosen is not None:
             return chosen
-    raise ValueError(
-        f"question {question.id!r}: none of its answers {question.answers} is one of its options"
-    )
+    raise ValueError(f"question {question.id!r}: none of its answers {question.answers} is one of its options")
 
 
 def without_options(query: str, question: Question) -> str:
@@ -128,10 +124,10 @@ def without_options(query: str, question: Question) -> str:
     An option that stands in the question itself stays. MIRAGE prescribes searching by the question alone, so
     that retrieval does not already choose.
     """
-    asked = f" {normalize_answer(question.text)} "
+    asked = f" {normalize_answer(question.text, articles=True)} "
     for option in sorted(options_of(question).values(), key=len, reverse=True):
         words = re.findall(r"\w+", option)
-        if words and f" {normalize_answer(option)} " not in asked:
+        if words and f" {normalize_answer(option, articles=True)} " not in asked:
             pattern = r"(?<!\w)" + r"\W+".join(map(re.escape, words)) + r"(?!\w)"
             query = re.sub(pattern, " ", query, flags=re.IGNORECASE)
     query = " ".join(query.split())
@@ -151,9 +147,7 @@ def _said(text: str, start: int) -> str | None:
     if match is None:
         return None
     letter = match.group(1)
-    if len(letter) == 1 and (
-        letter.islower() or (re.match(r"\s+[a-z]", text[match.end() :]) and letter in "AI")
-    ):
+    if len(letter) == 1 and (letter.islower() or (re.match(r"\s+[a-z]", text[match.end() :]) and letter in "AI")):
         return None  # an article or a pronoun
     return "" if _MORE.match(text, match.end()) else letter.strip("()[]")
 
@@ -168,6 +162,8 @@ def _by_text(text: str, options: Mapping[str, str]) -> str | None:
 
     same = [letter for letter, option in options.items() if plain(option) == plain(text)]
     if not same and not any(char.isdigit() for char in text):
-        wanted = normalize_answer(text)
-        same = [letter for letter, option in options.items() if wanted and normalize_answer(option) == wanted]
+        wanted = normalize_answer(text, articles=True)
+        same = [
+            letter for letter, option in options.items() if wanted and normalize_answer(option, articles=True) == wanted
+        ]
     return same[0] if len(same) == 1 else None

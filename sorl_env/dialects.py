@@ -92,9 +92,7 @@ def parse_tool_call(text: str, max_query_chars: int) -> Action:
             opened = None
     if hiding is not None:
         return Invalid(f"<{hiding}> was not closed")
-    return Invalid(
-        "no <tool_call> or <answer> was found" if opened is None else f"<{opened.group(2)}> was not closed"
-    )
+    return Invalid("no <tool_call> or <answer> was found" if opened is None else f"<{opened.group(2)}> was not closed")
 
 
 def parse_boxed(text: str, max_query_chars: int) -> Action:

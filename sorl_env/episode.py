@@ -91,9 +91,7 @@ class EpisodeRules:
                 )
         resolve_prompt(self.prompt)
         if self.max_searches and not dialect_named(self.dialect).search_form:
-            raise ValueError(
-                f"dialect {self.dialect!r} has no search; set max_searches=0 or take another dialect"
-            )
+            raise ValueError(f"dialect {self.dialect!r} has no search; set max_searches=0 or take another dialect")
 
     @property
     def max_turns(self) -> int:
@@ -256,13 +254,9 @@ class Episode:
         Raises ValueError for another question or other rules.
         """
         if state["question_id"] != self.question.id:
-            raise ValueError(
-                f"the state is of question {state['question_id']!r}, this episode of {self.question.id!r}"
-            )
+            raise ValueError(f"the state is of question {state['question_id']!r}, this episode of {self.question.id!r}")
         if state["rules"] != _plain_rules(self.rules):
-            raise ValueError(
-                "the state was made under other rules; make the environment with the same options"
-            )
+            raise ValueError("the state was made under other rules; make the environment with the same options")
         cut = zip(state["action_texts"], state["cut"], strict=True)
         self.action_texts = [CutText(text) if was_cut else text for text, was_cut in cut]
         self.observations = list(state["observations"])

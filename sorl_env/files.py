@@ -30,13 +30,9 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
                 if line.strip():
                     yield number, line
     except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path}, line {number}: not UTF-8 ({error.reason}); save the file as UTF-8"
-        ) from None
+        raise ValueError(f"{path}, line {number}: not UTF-8 ({error.reason}); save the file as UTF-8") from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(
-            f"{path}, after line {number}: damaged gzip file ({error}); fetch it again"
-        ) from None
+        raise ValueError(f"{path}, after line {number}: damaged gzip file ({error}); fetch it again") from None
 
 
 @contextmanager

@@ -83,9 +83,7 @@ def clean(text: str) -> str:
     """One spelling for what means the same: no dollar signs, spacing commands, text wrappers or ``x =``."""
     text = text.strip().strip("$").strip().removeprefix("\\(").removesuffix("\\)")
     text = text.replace("−", "-").replace("{,}", ",").replace("\\%", "").removesuffix("%")
-    text = _SPACING.sub(
-        "", _TEXT.sub(r" \1 ", text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac"))
-    )
+    text = _SPACING.sub("", _TEXT.sub(r" \1 ", text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")))
     text = re.sub(r"\^\{?\\circ\}?|\\degree|°", "", text).strip().rstrip(".").strip()
     if re.fullmatch(r"\(\s*[A-Za-z]\s*\)", text):
         text = text[1:-1].strip()  # a lettered choice
@@ -110,11 +108,7 @@ def number(text: str) -> Fraction | None:
     if fraction:
         sign, long_top, short_top, long_bottom, short_bottom = fraction.groups()
         bottom = int(long_bottom or short_bottom)
-        return (
-            None
-            if bottom == 0
-            else Fraction(int(f"{long_top or short_top}"), bottom) * (-1 if sign == "-" else 1)
-        )
+        return None if bottom == 0 else Fraction(int(f"{long_top or short_top}"), bottom) * (-1 if sign == "-" else 1)
     return None
 
 
@@ -242,9 +236,7 @@ class _Worker:
 
     def _start(self) -> subprocess.Popen[bytes]:
         if importlib.util.find_spec("math_verify") is None:
-            raise ImportError(
-                "this answer needs math-verify to be compared; run: pip install math-verify==0.9.0"
-            )
+            raise ImportError("this answer needs math-verify to be compared; run: pip install math-verify==0.9.0")
         script = Path(__file__).with_name("math_worker.py")
         process = subprocess.Popen(
             [sys.executable, str(script)],

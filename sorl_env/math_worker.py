@@ -32,9 +32,7 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     print("ready", flush=True)
     for line in sys.stdin:
-        prediction, gold = (
-            parse(f"\\boxed{{{latex(text)}}}", parsing_timeout=None) for text in json.loads(line)
-        )
+        prediction, gold = (parse(f"\\boxed{{{latex(text)}}}", parsing_timeout=None) for text in json.loads(line))
         equal = bool(prediction and gold) and verify(gold, prediction, timeout_seconds=None)
         print("true" if equal else "false", flush=True)
 

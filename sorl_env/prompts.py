@@ -16,6 +16,19 @@ PROMPTS: dict[str, str] = {
         "itself, as short as possible, between <answer> and </answer>, for example <answer>Lima</answer>.\n"
         "Question: {question}\n"
     ),
+    # multiple choice with a search engine; the options follow the question
+    "medical": (
+        "Answer the medical question below by choosing one of its options. Think between <think> and </think>. "
+        "You may look things up: write <search>your query</search>, and passages from the literature come "
+        "back between <information> and </information>. When you are sure, write the letter of the right "
+        "option, and nothing else, between <answer> and </answer>, for example <answer>A</answer>.\n"
+        "Question: {question}\n"
+    ),
+    # one answer, no search
+    "math": (
+        "Solve the problem below step by step. Then give the final answer once, in its simplest form, as "
+        "\\boxed{answer}.\nProblem: {question}\n"
+    ),
     # for tiny models that were taught the tags by demonstrations
     "short": "Question: {question}\n",
 }
@@ -43,8 +56,7 @@ def resolve_prompt(prompt: str | Path) -> str:
     if PLACEHOLDER in prompt:
         return _checked(prompt, "the prompt")
     raise ValueError(
-        f"unknown prompt {prompt!r}; known: {', '.join(sorted(PROMPTS))}; "
-        f"or give a template with {PLACEHOLDER} in it"
+        f"unknown prompt {prompt!r}; known: {', '.join(sorted(PROMPTS))}; or give a template with {PLACEHOLDER} in it"
     )
 
 

@@ -78,9 +78,7 @@ class QuestionSet(Sequence[Question]):
             lowered = {known.lower(): known for known in list(self._by_id)[:5000]}  # enough for a hint
             near = difflib.get_close_matches(str(question_id).lower(), lowered, n=3)
             meant = f"; did you mean {', '.join(repr(lowered[name]) for name in near)}?" if near else ""
-            raise UnknownQuestion(
-                f"no question {question_id!r} among the {len(self)} of {self.name}{meant}"
-            ) from None
+            raise UnknownQuestion(f"no question {question_id!r} among the {len(self)} of {self.name}{meant}") from None
 
     def select(self, ids: Iterable[str]) -> QuestionSet:
         """The questions with these ids, in that order."""
@@ -133,9 +131,7 @@ class QuestionSet(Sequence[Question]):
         salt = f"{int(seed)}:{epoch}:".encode()
 
         def key(index: int) -> bytes:
-            return blake2b(
-                salt + self._questions[index].id.encode("utf-8", "surrogatepass"), digest_size=16
-            ).digest()
+            return blake2b(salt + self._questions[index].id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
         return tuple(sorted(range(len(self._questions)), key=key))
 
@@ -190,9 +186,7 @@ def load_questions(path: str | Path, *, kind: str | None = None) -> QuestionSet:
         try:
             row = json.loads(line)
         except (json.JSONDecodeError, RecursionError) as error:
-            raise ValueError(
-                f"{where}: not valid JSON ({error}); every line must be one JSON object"
-            ) from None
+            raise ValueError(f"{where}: not valid JSON ({error}); every line must be one JSON object") from None
         question = question_from_row(row, where, kind)
         if question.id in first_line:
             raise ValueError(
@@ -242,7 +236,5 @@ def _answers(value: Any, where: str) -> tuple[str, ...]:
         if str(answer).strip():
             answers[str(answer).strip()] = None
     if not answers:
-        raise ValueError(
-            f"{where} holds no answer; remove the row or give it at least one answer that is not blank"
-        )
+        raise ValueError(f"{where} holds no answer; remove the row or give it at least one answer that is not blank")
     return tuple(answers)

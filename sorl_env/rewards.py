@@ -198,9 +198,7 @@ def resolve_reward(reward: RewardSpec) -> RewardFn:
     if isinstance(reward, Mapping):
         return WeightedSum(tuple(reward.items()))
     if not callable(reward):
-        raise ValueError(
-            f"reward must be a name or a function (action_texts, question) -> float, got {reward!r}"
-        )
+        raise ValueError(f"reward must be a name or a function (action_texts, question) -> float, got {reward!r}")
     return reward
 
 
@@ -224,9 +222,7 @@ def checked_reward(reward_fn: RewardFn, action_texts: Sequence[str], question: Q
     value = float(reward_fn(action_texts, question))
     if not math.isfinite(value):
         name = getattr(reward_fn, "__name__", repr(reward_fn))
-        raise ValueError(
-            f"reward {name} gave {value} for question {question.id!r}; it must be a finite number"
-        )
+        raise ValueError(f"reward {name} gave {value} for question {question.id!r}; it must be a finite number")
     return value
 
 

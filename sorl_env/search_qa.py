@@ -56,9 +56,7 @@ class SearchQAEnv(gymnasium.Env[str, str]):
         self.action_space = AnyText()
         self._episode: Episode | None = None
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[str, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Begin an episode. Raises KeyError for an unknown question id, ValueError for an unknown option."""
         super().reset(seed=seed)
         question_id = checked_options(options, ("question_id",)).get("question_id")
@@ -126,9 +124,7 @@ def make_rules(options: Mapping[str, Any]) -> EpisodeRules:
     return EpisodeRules(**options)
 
 
-def resolve_questions(
-    questions: QuestionSet | Sequence[Question] | str | Path | None, split: str
-) -> QuestionSet:
+def resolve_questions(questions: QuestionSet | Sequence[Question] | str | Path | None, split: str) -> QuestionSet:
     """The questions meant by the argument of that name. Raises ValueError for an empty set."""
     if questions is None:
         from sorl_env.world import world_questions  # the bundled data is read only where it is wanted
@@ -160,9 +156,7 @@ def searched(retriever: Retriever, queries: Sequence[str], top_k: int) -> list[l
     """One list of hits for each query. Raises ValueError if the retriever breaks that promise."""
     found = retriever.search(queries, top_k)
     if len(found) != len(queries):
-        raise ValueError(
-            f"{type(retriever).__name__}.search gave {len(found)} results for {len(queries)} queries"
-        )
+        raise ValueError(f"{type(retriever).__name__}.search gave {len(found)} results for {len(queries)} queries")
     return found
 
 

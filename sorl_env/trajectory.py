@@ -57,9 +57,7 @@ class Turn:
         if not self.action_ids:
             raise ValueError("turn has no action token; an engine must sample at least one")
         if not self.observation_ids:
-            raise ValueError(
-                "turn has no observation token; without one its mask would run into the turn before"
-            )
+            raise ValueError("turn has no observation token; without one its mask would run into the turn before")
         if min(self.observation_ids) < 0 or min(self.action_ids) < 0:
             raise ValueError("turn holds a negative token id; padding has no place in a trajectory")
         if not all(map(math.isfinite, self.action_logprobs)):
@@ -98,9 +96,7 @@ class Trajectory:
         if isinstance(self.group_id, bool) or not isinstance(self.group_id, (str, int)):
             raise ValueError(f"group_id must be a text or a whole number, got {self.group_id!r}")
         if not self.turns:
-            raise ValueError(
-                f"trajectory of question {self.question_id!r} has no turn; it needs at least one"
-            )
+            raise ValueError(f"trajectory of question {self.question_id!r} has no turn; it needs at least one")
         if self.stop not in STOP_REASONS:
             raise ValueError(f"unknown stop {self.stop!r}; known: {', '.join(STOP_REASONS)}")
         _set(self, info=plain(self.info, "info"))
@@ -177,9 +173,7 @@ def from_row(row: Mapping[str, Any]) -> Trajectory:
         raise ValueError(f"trajectory has schema {schema!r}, this version reads {SCHEMA}")
     try:
         fields = {name: row[name] for name in ("question_id", "group_id", "policy_version", "stop")}
-        return Trajectory(
-            turns=tuple(Turn(**turn) for turn in row["turns"]), info=row.get("info", {}), **fields
-        )
+        return Trajectory(turns=tuple(Turn(**turn) for turn in row["turns"]), info=row.get("info", {}), **fields)
     except KeyError as error:
         raise ValueError(f"trajectory lacks the field {error}") from None
     except TypeError as error:

@@ -87,9 +87,7 @@ class SearchQAVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], np.ndarray]):
             self._generators = None
         chosen = checked_options(options, ("question_ids", "reset_mask"))
         mask = self._per_slot(chosen.get("reset_mask"), "reset_mask", default=True)
-        questions = self._questions_for(
-            chosen.get("question_ids"), mask
-        )  # all looked up before any slot changes
+        questions = self._questions_for(chosen.get("question_ids"), mask)  # all looked up before any slot changes
         observations = []
         for slot, question in enumerate(questions):
             episode = self._episodes[slot]
@@ -115,12 +113,8 @@ class SearchQAVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], np.ndarray]):
         bool, infos. Raises RuntimeError if all slots are finished, ValueError for a wrong number of actions.
         """
         if isinstance(actions, str) or len(actions) != self.num_envs:
-            raise ValueError(
-                f"step() takes one action for each of the {self.num_envs} slots, got {actions!r:.80}"
-            )
-        live = [
-            (slot, episode) for slot, episode in enumerate(self._episodes) if episode and not episode.finished
-        ]
+            raise ValueError(f"step() takes one action for each of the {self.num_envs} slots, got {actions!r:.80}")
+        live = [(slot, episode) for slot, episode in enumerate(self._episodes) if episode and not episode.finished]
         if not live:
             raise RuntimeError("every episode is over; call reset() before the next step")
         for slot, _ in live:
@@ -158,9 +152,7 @@ class SearchQAVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], np.ndarray]):
             return dict.fromkeys(asked)
         return dict(zip(asked, found, strict=True))
 
-    def _questions_for(
-        self, question_ids: Sequence[str | None] | None, mask: Sequence[bool]
-    ) -> list[Question | None]:
+    def _questions_for(self, question_ids: Sequence[str | None] | None, mask: Sequence[bool]) -> list[Question | None]:
         """One question a slot; drawn with the slot's own generator where no ids are given."""
         if question_ids is not None:
             ids = self._per_slot(question_ids, "question_ids", default=None)

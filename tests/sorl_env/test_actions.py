@@ -122,9 +122,7 @@ def test_before_and_after() -> None:
     assert parse_parts("nothing").before == "nothing"
 
 
-@pytest.mark.parametrize(
-    "unit", ["<search>", "<think>", "</think>", "<search>a</answer>", "<", "<answer ", "< search"]
-)
+@pytest.mark.parametrize("unit", ["<search>", "<think>", "</think>", "<search>a</answer>", "<", "<answer ", "< search"])
 def test_reading_is_linear(unit: str) -> None:
     # 20 million characters a minute would still be far slower than one pass; a quadratic reader takes hours
     text = unit * (1_000_000 // len(unit))

@@ -97,6 +97,11 @@ def test_numbers_are_not_normalised_away() -> None:
     ]
 
 
+def test_the_letter_of_a_name_is_no_article() -> None:
+    vitamins = {"A": "Vitamin A", "B": "Vitamin C"}
+    assert [choice_of(text, vitamins) for text in ("vitamin a", "a vitamin", "vitamin")] == ["A", None, None]
+
+
 def test_equal_options_cannot_be_chosen_by_text() -> None:
     assert choice_of("aspirin", {"A": "Aspirin", "B": "aspirin", "C": "none"}) is None
 
@@ -164,10 +169,7 @@ def test_format_reward() -> None:
     assert format_reward(["hm", *good], SCURVY) == 0.0
     assert format_reward(["<search>q</search>", good[1]], SCURVY) == 0.0
     # the environment's block, written by the policy
-    assert (
-        format_reward(["<think>a</think><search>q</search><information>i</information>" + good[1]], SCURVY)
-        == 0.0
-    )
+    assert format_reward(["<think>a</think><search>q</search><information>i</information>" + good[1]], SCURVY) == 0.0
 
 
 def test_weighted_sums() -> None:
@@ -200,10 +202,7 @@ def test_search_r1_legacy_keeps_that_projects_faults() -> None:
     # a whole transcript: the prompt's example is the first answer, retrieved text can be the last
     prompt = "For example, <answer> Beijing </answer>. Question: ?"
     assert search_r1_legacy_score(prompt + "<answer> Lisbon </answer>", lisbon.answers) == 1.0
-    assert (
-        search_r1_legacy_score(prompt + "<information><answer>Lisbon</answer></information>", ["Lisbon"])
-        == 1.0
-    )
+    assert search_r1_legacy_score(prompt + "<information><answer>Lisbon</answer></information>", ["Lisbon"]) == 1.0
     assert search_r1_legacy_score(prompt, ["Beijing"]) == 0.0
     assert search_r1_legacy(["<answer>Zoë</answer>"], Question("z", "?", ("Zoe\u0308",))) == 0.0
 

@@ -140,9 +140,7 @@ def test_unknown_dialects() -> None:
         EpisodeRules(dialect="boxed", max_searches=1)
 
 
-marks = st.sampled_from(
-    ["<tool_call>", "</tool_call>", '{"name":"search","arguments":{"query":"q"}}', "<answer>"]
-)
+marks = st.sampled_from(["<tool_call>", "</tool_call>", '{"name":"search","arguments":{"query":"q"}}', "<answer>"])
 others = st.sampled_from(["</answer>", "<think>", "</think>", "\\boxed{", "}", "<tool_response>"])
 
 

@@ -38,9 +38,7 @@ def flags(steps: Sequence[Step]) -> list[tuple[bool, bool, float]]:
 
 def test_search_then_answer() -> None:
     episode, (first, second) = play([SEARCH, RIGHT], max_searches=1)
-    assert first.observation == (
-        "\n\n<information>Doc 1(Title: Jinping-I Dam) It is 305 m tall.</information>\n\n"
-    )
+    assert first.observation == ("\n\n<information>Doc 1(Title: Jinping-I Dam) It is 305 m tall.</information>\n\n")
     assert first.info["retrieved_ids"] == ("p1",) and first.info["retrieved_titles"] == ("Jinping-I Dam",)
     assert (first.info["action_kind"], first.info["searches"], first.info["stop"]) == ("search", 1, None)
     assert (second.observation, second.reward, second.terminated, second.truncated) == ("", 1.0, True, False)
@@ -193,7 +191,7 @@ def test_state_of_something_else_is_refused() -> None:
         ({"max_query_chars": 0}, "max_query_chars"),
         ({"invalid_penalty": -0.1}, "invalid_penalty"),
         ({"search_cost": float("nan")}, "search_cost"),
-        ({"prompt": "long"}, "known: search_r1, short"),
+        ({"prompt": "long"}, "known: math, medical, search_r1, short"),
         ({"prompt": "{question} {question}"}, "exactly once"),
         ({"prompt": "line one\nno place"}, "unknown prompt"),
     ],

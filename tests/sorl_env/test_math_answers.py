@@ -86,9 +86,7 @@ def test_decided_exactly(prediction: str, gold: str, equal: bool) -> None:
     ],
 )
 def test_decided_symbolically(prediction: str, gold: str, equal: bool) -> None:
-    assert (
-        math_equal_texts(f"\\boxed{{{prediction}}}" if equal else prediction, gold, timeout_s=30.0) is equal
-    )
+    assert math_equal_texts(f"\\boxed{{{prediction}}}" if equal else prediction, gold, timeout_s=30.0) is equal
 
 
 @needs_sympy
@@ -120,9 +118,7 @@ def test_works_in_threads_and_in_forked_processes() -> None:
     assert found == [True] * 8
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
-    process = context.Process(
-        target=_in_a_process, args=(queue,), daemon=True
-    )  # a daemon may not have children
+    process = context.Process(target=_in_a_process, args=(queue,), daemon=True)  # a daemon may not have children
     process.start()
     assert queue.get(timeout=60)
     process.join()

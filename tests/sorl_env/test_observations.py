@@ -88,9 +88,7 @@ def test_budget_counts_the_tags_and_keeps_the_closing_one() -> None:
     body = " ".join(f"w{i}" for i in range(1, 21))
     assert cut_block(body, 8, separator=" ") == "<information> w1 w2 w3 w4 w5 w6 </information>"
     shown = render_observation(hits(body), max_words=8)
-    assert (
-        shown == "\n\n<information>Doc 1(Title: T) w1 w2 w3</information>\n\n"
-    )  # "Doc", "1(Title:", "T)" are words
+    assert shown == "\n\n<information>Doc 1(Title: T) w1 w2 w3</information>\n\n"  # "Doc", "1(Title:", "T)" are words
 
 
 def test_budget_is_shared_between_passages() -> None:
@@ -116,9 +114,7 @@ def test_fair_shares(wanted: list[int], budget: int) -> None:
     assert sum(shares) == min(budget, sum(wanted))
     assert all(0 <= share <= want for share, want in zip(shares, wanted, strict=True))
     unmet = [share for share, want in zip(shares, wanted, strict=True) if share < want]
-    assert (
-        not unmet or max(shares) - min(unmet) <= 1
-    )  # nobody has more than one who was cut, save for the rest
+    assert not unmet or max(shares) - min(unmet) <= 1  # nobody has more than one who was cut, save for the rest
 
 
 @given(st.lists(passage_texts, max_size=4), passage_texts, st.one_of(st.none(), st.integers(3, 60)))

@@ -25,9 +25,7 @@ def numbered(count: int) -> QuestionSet:
 
 
 def write(path: Path, *rows: Any) -> Path:
-    path.write_text(
-        "\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows), encoding="utf-8"
-    )
+    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows), encoding="utf-8")
     return path
 
 

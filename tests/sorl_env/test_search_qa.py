@@ -108,10 +108,7 @@ def test_rendering(capsys: pytest.CaptureFixture[str]) -> None:
     env = make(render_mode="human")
     env.reset(options={"question_id": "q1"})
     env.step("<answer>\ud83d half</answer>")
-    assert (
-        capsys.readouterr().out
-        == "Question: Capital of land 1?\n<answer>? half</answer>\n[answered; reward 0]\n"
-    )
+    assert capsys.readouterr().out == "Question: Capital of land 1?\n<answer>? half</answer>\n[answered; reward 0]\n"
 
 
 def test_state_goes_on_in_another_environment() -> None:
@@ -187,9 +184,7 @@ def test_space_holds_every_text() -> None:
 
 
 def in_fresh_interpreter(code: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

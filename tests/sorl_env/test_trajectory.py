@@ -113,9 +113,7 @@ def test_broken_trajectories(changes: dict[str, Any], message: str) -> None:
 def test_numpy_values_become_plain() -> None:
     made = turn(np.array([1, 2]), np.array([3]), action_logprobs=np.array([-0.25], dtype=np.float32))  # type: ignore[arg-type]
     assert made.observation_ids == (1, 2) and type(made.observation_ids[0]) is int
-    record = trajectory(
-        made, info={"ids": ("a", "b"), "n": np.int64(3), "v": np.array([1.5])}, group_id=np.int64(4)
-    )
+    record = trajectory(made, info={"ids": ("a", "b"), "n": np.int64(3), "v": np.array([1.5])}, group_id=np.int64(4))
     assert record.info == {"ids": ["a", "b"], "n": 3, "v": [1.5]} and type(record.group_id) is int
     assert type(turn(action_text=CutText("x")).action_text) is str
 
@@ -131,9 +129,7 @@ def test_round_trip(tmp_path_factory: pytest.TempPathFactory, records: list[Traj
     path = tmp_path_factory.mktemp("t") / "t.jsonl"
     assert write_jsonl(path, records) == len(records)
     assert read_jsonl(path) == records
-    assert (
-        path.read_bytes().count(b"\n") == len(records) == len(path.read_text(encoding="ascii").splitlines())
-    )
+    assert path.read_bytes().count(b"\n") == len(records) == len(path.read_text(encoding="ascii").splitlines())
 
 
 def test_hard_texts_keep_one_record_a_line(tmp_path: Path) -> None:

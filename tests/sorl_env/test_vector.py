@@ -100,9 +100,7 @@ def test_finished_and_idle_slots_keep_still() -> None:
     assert terminated.tolist() == [True, False, False] and not truncated.any()
     assert terminated.dtype == truncated.dtype == bool
     assert infos["action_kind"].tolist() == ["answer", "invalid", None]
-    observations, rewards, terminated, _, infos = vector.step(
-        ["<answer>x</answer>", "<search>land 1</search>", ""]
-    )
+    observations, rewards, terminated, _, infos = vector.step(["<answer>x</answer>", "<search>land 1</search>", ""])
     assert observations[0] == "" and rewards[0] == 0.0 and terminated.tolist() == [True, False, False]
     assert infos["action_kind"].tolist() == [None, "search", None]
     assert infos["stop"].tolist() == ["answered", None, None]
@@ -114,9 +112,7 @@ def test_finished_and_idle_slots_keep_still() -> None:
 def test_a_failed_search_ends_the_searching_episodes_only() -> None:
     vector = make(3, retriever=FakeRetriever(fails=True))
     vector.reset(seed=0)
-    observations, _, terminated, truncated, infos = vector.step(
-        ["<search>a</search>", "hm", "<search>b</search>"]
-    )
+    observations, _, terminated, truncated, infos = vector.step(["<search>a</search>", "hm", "<search>b</search>"])
     assert infos["stop"].tolist() == ["retrieval_error", None, "retrieval_error"]
     assert truncated.tolist() == [True, False, True] and not terminated.any()
     assert observations[0] == "" and "secret" not in "".join(observations)
@@ -128,9 +124,7 @@ def test_reset_of_some_slots() -> None:
     vector.step(["<answer>City 0</answer>", "hm", "<answer>x</answer>"])
     mask = np.array([True, False, False])
     observations, infos = vector.reset(options={"question_ids": ["q5", "q9", None], "reset_mask": mask})
-    assert observations[0] == "Question: Capital of land 5?\n" and observations[1].startswith(
-        "\n\nNot a valid"
-    )
+    assert observations[0] == "Question: Capital of land 5?\n" and observations[1].startswith("\n\nNot a valid")
     assert infos["question_id"].tolist() == ["q5", "q1", "q2"]
     assert vector.finished.tolist() == [False, False, True]
 
