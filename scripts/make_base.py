@@ -26,7 +26,7 @@ class Arguments:
     checkpoints: Path = Path("runs/make_base")
     """Pre-training is saved here as it goes and resumed from here."""
     num_envs: int = 256
-    top_k: int = 2
+    top_k: int = 1
     threads: int = 0
     """Threads of torch; 0: its own choice."""
 
@@ -44,7 +44,7 @@ def main(arguments: Arguments) -> None:
         prompt="short",
         max_searches=arguments.base.max_searches,
         top_k=arguments.top_k,
-        max_observation_words=100,
+        max_observation_words=60,
     )
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, TextColumn("{task.fields[loss]}")) as progress:

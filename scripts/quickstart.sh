@@ -61,7 +61,7 @@ $python scripts/build_index.py world --output indexes/world
 if [ -n "$from_scratch" ] && [ ! -f runs/base_from_scratch/model.safetensors ]; then
     step "base model from scratch"
     scratch=()
-    [ "$preset" != smoke ] || scratch=(--pretrain-steps 3 --warm-steps 3 --pretrain-rounds 1)
+    [ "$preset" != smoke ] || scratch=(--pretrain-steps 3 --warm-steps 3)
     $python scripts/make_base.py --output runs/base_from_scratch --checkpoints runs/make_base ${scratch[@]+"${scratch[@]}"}
 fi
 

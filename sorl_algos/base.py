@@ -38,12 +38,10 @@ class BaseConfig:
     heads: int = 6
     intermediate_size: int = 512
     pretrain_steps: int = 2400
-    pretrain_lr: float = 1.5e-3
-    pretrain_rounds: int = 8
-    """Times every question is played for the pre-training set, each time with other names."""
+    pretrain_lr: float = 2e-3
     warm_steps: int = 250
     warm_lr: float = 4e-4
-    batch_sequences: int = 16
+    batch_sequences: int = 24
     good_query: float = 0.4
     good_answer: float = 0.4
     guess: float = 0.15
@@ -93,21 +91,19 @@ def make_base(
     report = on_step or (lambda *_: None)
     dtype = torch.bfloat16 if config.bfloat16 else None
 
-    played: list[Trajectory] = [passage_lesson(renderer, text) for text in texts[: len(passages)]]
     good = MixedScript(max_searches=config.max_searches)
-    for number in range(config.pretrain_rounds):
-        played += demonstrate(
-            env,
-            renderer,
-            questions,
-            good,
-            seed=config.seed * 1000 + number,
-            rewrite=names.rewriter if number % 4 else None,
+
+    def lessons(number: int) -> list[Trajectory]:
+        """One pass of pre-training: a third of the passages, and every question, three times in four renamed."""
+        rewrite = names.rewriter if number % 4 else None
+        seed = config.seed * 1000 + number
+        return [passage_lesson(renderer, text) for text in texts[: len(passages)][number % 3 :: 3]] + demonstrate(
+            env, renderer, questions, good, seed=seed, rewrite=rewrite
         )
-        report("demonstrations", number + 1, config.pretrain_rounds, 0.0)
+
     pretrain = supervised(
         policy,
-        played,
+        lessons,
         steps=config.pretrain_steps,
         batch_sequences=config.batch_sequences,
         lr=config.pretrain_lr,

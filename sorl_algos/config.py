@@ -33,8 +33,8 @@ class TrainConfig:
     reward: str = "exact_match"
     prompt: str = "short"
     max_searches: int = 3
-    top_k: int = 2
-    max_observation_words: int = 100
+    top_k: int = 1
+    max_observation_words: int = 60
 
     # Rollout
     questions_per_update: int = 64

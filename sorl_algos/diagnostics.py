@@ -23,7 +23,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory], kept: Sequence[Trajector
     return {
         "reward_mean": sum(turn.reward for turn in turns) / episodes,
         "em_train": sum(item.info["scores"].get("exact_match", 0.0) for item in kept) / episodes,
-        "searches_mean": kinds.count("search") / episodes,
+        "searches_mean": sum(item.info["searches"] for item in kept) / episodes,
         "turns_mean": len(turns) / episodes,
         "response_tokens_mean": sum(len(turn.action_ids) for turn in turns) / episodes,
         "valid_action_rate": sum(kind in ("search", "answer") for kind in kinds) / max(len(kinds), 1),

@@ -88,8 +88,8 @@ def evaluate(
 
 
 def searches(trajectory: Trajectory) -> int:
-    """Searches that were carried out in an episode."""
-    return sum(note["action_kind"] == "search" for note in trajectory.info["turns"][: len(trajectory.turns)])
+    """Searches that were carried out in an episode (one asked for in the last turn is not)."""
+    return int(trajectory.info["searches"])
 
 
 def interval(values: Sequence[float], *, seed: int = 0, level: float = 0.95) -> dict[str, float]:

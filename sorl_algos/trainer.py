@@ -289,7 +289,7 @@ def micro_loss(
             values = learner.critic(micro.token_ids, micro.attention_mask, micro.loss_mask)
         assert values is not None
         errors = value_loss(values, micro.values, micro.returns, micro.loss_mask, clip_range=config.value_clip)
-        critic_loss = errors.sum() / counts.tokens
+        critic_loss = errors.sum() / torch.as_tensor(counts.tokens).clamp(min=1)
         sums["value_loss"] = critic_loss.detach()
         loss = loss + critic_loss
     return loss, sums

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -18,7 +18,7 @@ from sorl_env.trajectory import Trajectory
 
 def supervised(
     policy: Policy,
-    trajectories: Sequence[Trajectory],
+    trajectories: Sequence[Trajectory] | Callable[[int], Sequence[Trajectory]],
     *,
     steps: int,
     batch_sequences: int,
@@ -37,13 +37,13 @@ def supervised(
     """AdamW with linear warm-up and cosine decay to a tenth; returns the loss of each step (nats a token).
 
     Args:
+        trajectories: what is learnt, gone through in a fresh order again and again; or a function that makes the
+            trajectories of pass 0, 1, 2 ..., so that only one pass of them is held in memory.
         observation_share: share of the observation tokens, drawn anew each step, that is learnt too (0: imitation
             of the actions alone; 1: plain language modelling of the episode).
         autocast_dtype: bfloat16 halves the time where the processor has it; weights stay in fp32.
         checkpoints: a directory; every ``save_every`` steps go there, and a run found there is resumed exactly.
     """
-    if not trajectories:
-        raise ValueError("no demonstrations to learn from; were all of them filtered out?")
     optimizer = torch.optim.AdamW(
         [parameter for parameter in policy.parameters() if parameter.requires_grad],
         lr=lr,
@@ -104,10 +104,15 @@ def _cosine_with_warmup(step: int, steps: int, warmup_fraction: float) -> float:
     return 0.1 + 0.45 * (1 + math.cos(math.pi * progress))
 
 
-def _length_batches(trajectories: Sequence[Trajectory], size: int, seed: int) -> Any:
+def _length_batches(
+    source: Sequence[Trajectory] | Callable[[int], Sequence[Trajectory]], size: int, seed: int
+) -> Iterator[list[Trajectory]]:
     """Endless shuffled batches of like length: shuffled, then sorted within stretches of 16 batches."""
     rng = random.Random(seed)
-    while True:
+    for number in itertools.count():
+        trajectories = source(number) if callable(source) else source
+        if not trajectories:
+            raise ValueError("no demonstrations to learn from; were all of them filtered out?")
         order = rng.sample(range(len(trajectories)), len(trajectories))
         batches = []
         for start in range(0, len(order), 16 * size):

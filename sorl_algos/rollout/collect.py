@@ -25,6 +25,7 @@ class _Play:
     notes: list[dict[str, Any]] = field(default_factory=list)
     policy_version: int = 0
     stop: str | None = None
+    searches: int = 0
     scores: dict[str, float] = field(default_factory=dict)
 
 
@@ -145,6 +146,7 @@ def _collect_wave(
             )
             play.observation = observations[slot]
             play.stop = infos["stop"][slot]
+            play.searches = int(infos["searches"][slot])
             if play.stop is not None:
                 play.scores = dict(infos["scores"][slot] or {})
         turn += 1
@@ -155,7 +157,7 @@ def _collect_wave(
             group_id=play.group_id,
             policy_version=play.policy_version,
             stop=play.stop or "length_limit",
-            info={"scores": play.scores, "turns": play.notes},
+            info={"scores": play.scores, "searches": play.searches, "turns": play.notes},
         )
         for play in plays
     ]

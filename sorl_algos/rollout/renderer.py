@@ -65,6 +65,7 @@ class Renderer:
         )
 
     def _plain_ids(self, text: str) -> list[int]:
+        text = text.encode("utf-8", "replace").decode("utf-8")  # tokenizers refuse lone surrogates
         return self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True) if text else []
 
     def _template_ids(self, text: str) -> list[int]:
@@ -86,17 +87,23 @@ class Renderer:
         return before, after
 
     def _split_next(self) -> tuple[str, str]:
-        """What stands between an assistant's text and the next user text, and after that one."""
+        """What stands between an assistant's text and the next user text, and after that one.
+
+        The assistant's text is tried with a thought in it too: some templates drop the thoughts of earlier turns.
+        """
         messages = [
             {"role": role, "content": slot}
             for role, slot in zip(("user", "assistant", "user", "assistant"), _SLOTS, strict=True)
         ]
         one, two = self._render(messages[:1]), self._render(messages[:3])
+        thought = "<think>SORLSLOTE</think>" + _SLOTS[1]
+        with_thought = self._render([messages[0], {"role": "assistant", "content": thought}, messages[2]])
         three = self._render([*messages, {"role": "user", "content": "SORLSLOTE"}])
         stem = one + _SLOTS[1]
         between = two[len(stem) :].split(_SLOTS[2])
-        if not two.startswith(stem) or len(between) != 2 or not three.startswith(two + _SLOTS[3]):
-            turn = 1 if not two.startswith(stem) else 2
+        kept = two.startswith(stem) and with_thought == two.replace(_SLOTS[1], thought)
+        if not kept or len(between) != 2 or not three.startswith(two + _SLOTS[3]):
+            turn = 2 if kept else 1
             raise ValueError(
                 f"the chat template of {self.tokenizer.name_or_path!r} rewrites earlier messages at turn {turn}, "
                 "so prompts would not be append-only; use style='continuation' or another template"
