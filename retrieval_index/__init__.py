@@ -14,6 +14,7 @@ from retrieval_index.types import Hit, Passage, RetrievalError, Retriever
 if TYPE_CHECKING:
     from retrieval_index.analysis import BM25Parameters
     from retrieval_index.build import build_bm25
+    from retrieval_index.client import RetrieverClient
     from retrieval_index.corpus import read_corpus
     from retrieval_index.opening import open_index
 
@@ -21,6 +22,7 @@ _HOME = {
     "BM25Parameters": "retrieval_index.analysis",
     "build_bm25": "retrieval_index.build",
     "read_corpus": "retrieval_index.corpus",
+    "RetrieverClient": "retrieval_index.client",
     "open_index": "retrieval_index.opening",
 }
 
@@ -30,6 +32,7 @@ __all__ = [
     "Passage",
     "RetrievalError",
     "Retriever",
+    "RetrieverClient",
     "build_bm25",
     "open_index",
     "read_corpus",

@@ -179,8 +179,7 @@ def _passages(paths: list[Path], on_bytes: OnBytes | None) -> Iterator[Passage]:
                     if first_file == file_number:
                         first = first.removeprefix(f"{path}, ")
                     raise ValueError(
-                        f"{_place(path, number)}: id {passage.id} was used before, at {first};"
-                        " ids must be unique"
+                        f"{_place(path, number)}: id {passage.id} was used before, at {first}; ids must be unique"
                     )
             yield passage
 
@@ -223,9 +222,7 @@ def _parquet_rows(path: Path, on_bytes: OnBytes | None) -> Iterator[tuple[int, d
                 on_bytes(size * number // rows - told)
                 told = size * number // rows
     except OSError as error:  # a damaged page; pyarrow's errors of reading are OSErrors
-        raise ValueError(
-            f"{path}, after row {number}: the file is damaged ({error}); fetch it again"
-        ) from error
+        raise ValueError(f"{path}, after row {number}: the file is damaged ({error}); fetch it again") from error
 
 
 def _lines(path: Path, on_bytes: OnBytes | None) -> Iterator[tuple[int, bytes]]:
@@ -241,8 +238,7 @@ def _lines(path: Path, on_bytes: OnBytes | None) -> Iterator[tuple[int, bytes]]:
                     yield number, line
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(
-            f"{path}, after line {number}: the compressed file is damaged or cut short ({error});"
-            " fetch it again"
+            f"{path}, after line {number}: the compressed file is damaged or cut short ({error}); fetch it again"
         ) from error
 
 

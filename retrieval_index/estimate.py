@@ -59,25 +59,17 @@ def estimate_build(
     stored = sum(len(encode_passage(passage)) for passage in timed)
     shard = count_terms((f"{p.title} {p.text}" for p in timed), analyzer.words, analyzer.terms)
     work_seconds = time.perf_counter() - started
-    return _scale(
-        rows, exact, shard, stored, read_seconds / len(sample) + work_seconds / len(timed), shard_rows
-    )
+    return _scale(rows, exact, shard, stored, read_seconds / len(sample) + work_seconds / len(timed), shard_rows)
 
 
-def _scale(
-    rows: int, exact: bool, shard: Shard, stored: int, row_seconds: float, shard_rows: int
-) -> Estimate:
+def _scale(rows: int, exact: bool, shard: Shard, stored: int, row_seconds: float, shard_rows: int) -> Estimate:
     sampled = len(shard.lengths)
     scale = rows / sampled
     tokens = int(shard.lengths.sum()) / sampled
     postings = round(len(shard.counts) * scale)
     vocabulary = round(len(shard.terms) * max(scale, 1) ** _HEAPS)
     held = min(rows, shard_rows)
-    memory = (
-        _BASE_MEMORY
-        + vocabulary * _BYTES_A_TERM
-        + round(held * (3 * stored / sampled + tokens * _BYTES_A_TOKEN))
-    )
+    memory = _BASE_MEMORY + vocabulary * _BYTES_A_TERM + round(held * (3 * stored / sampled + tokens * _BYTES_A_TOKEN))
     memory += min(rows, 1_000_000) * 150 + max(rows - 1_000_000, 0) * 16
     return Estimate(
         passages=rows,

@@ -47,9 +47,7 @@ def test_ties_across_the_last_place_go_to_the_first_in_the_corpus(backend: str) 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_more_hits_asked_for_than_there_are_passages(backend: str) -> None:
-    hits = index(["a cat purrs", "a dog barks", "a fish swims"], backend=backend).search(
-        ["cat dog fish"], 10
-    )[0]
+    hits = index(["a cat purrs", "a dog barks", "a fish swims"], backend=backend).search(["cat dog fish"], 10)[0]
     assert [hit.passage.id for hit in hits] == ["0", "1", "2"]
 
 
@@ -119,9 +117,7 @@ def by_hand(texts: list[str], query: str, top_k: int, k1: float, b: float) -> li
     st.floats(0, 2),
     st.floats(0, 1),
 )
-def test_scores_are_those_of_the_formula(
-    texts: list[str], query: str, top_k: int, k1: float, b: float
-) -> None:
+def test_scores_are_those_of_the_formula(texts: list[str], query: str, top_k: int, k1: float, b: float) -> None:
     parameters = BM25Parameters(k1=k1, b=b, tokens="whitespace", stop_words="none")
     hits = index(texts, parameters).search([query], top_k)[0]
     expected = by_hand(texts, query, top_k, k1, b)
@@ -189,9 +185,7 @@ def test_the_files_are_those_that_bm25s_would_make(tmp_path: Path, write_corpus)
 
 
 def vars_of(matrix: Matrix | dict) -> dict:
-    return (
-        matrix if isinstance(matrix, dict) else {n: getattr(matrix, n) for n in ("data", "indices", "indptr")}
-    )
+    return matrix if isinstance(matrix, dict) else {n: getattr(matrix, n) for n in ("data", "indices", "indptr")}
 
 
 def test_one_index_serves_many_threads() -> None:

@@ -39,8 +39,7 @@ def test_what_was_built_is_found(tmp_path: Path, write_corpus) -> None:
 def test_building_again_gives_the_same_bytes_whatever_the_shards(tmp_path: Path, write_corpus) -> None:
     corpus = write_corpus(TEXTS)
     made = [
-        contents(build_bm25(corpus, tmp_path / f"index{rows}", shard_rows=rows).path)
-        for rows in (1, 7, 1000, 1000)
+        contents(build_bm25(corpus, tmp_path / f"index{rows}", shard_rows=rows).path) for rows in (1, 7, 1000, 1000)
     ]
     assert made[0] == made[1] == made[2] == made[3]
     assert len(made[0]) == 8
@@ -247,8 +246,6 @@ def test_the_manifest_says_what_the_index_is(tmp_path: Path, write_corpus) -> No
     fields = json.loads((build_bm25(corpus, tmp_path / "index").path / "manifest.json").read_text())
     assert (fields["format"], fields["kind"], fields["passages"]) == (1, "bm25", 1)
     assert fields["parameters"] == BM25Parameters().as_dict()
-    assert [(row["name"], row["bytes"]) for row in fields["corpus"]] == [
-        ("corpus.jsonl", corpus.stat().st_size)
-    ]
+    assert [(row["name"], row["bytes"]) for row in fields["corpus"]] == [("corpus.jsonl", corpus.stat().st_size)]
     names = {path.name for path in (tmp_path / "index").iterdir()}
     assert {row["name"] for row in fields["files"]} == names - {"manifest.json"}

@@ -49,12 +49,8 @@ def test_it_builds_then_reuses_and_verifies(tmp_path: Path, write_corpus) -> Non
         (["{tmp}/fine.jsonl", "--output", "{tmp}/index", "--preset", "best"], "best"),
     ],
 )
-def test_bad_input_is_one_clear_line_and_writes_nothing(
-    tmp_path: Path, arguments: list[str], says: str
-) -> None:
-    (tmp_path / "broken.jsonl").write_text(
-        '{"id": "1", "contents": "fine"}\n{"id": "2", "text": "no title"}\n'
-    )
+def test_bad_input_is_one_clear_line_and_writes_nothing(tmp_path: Path, arguments: list[str], says: str) -> None:
+    (tmp_path / "broken.jsonl").write_text('{"id": "1", "contents": "fine"}\n{"id": "2", "text": "no title"}\n')
     (tmp_path / "fine.jsonl").write_text('{"id": "1", "contents": "fine"}\n')
     done = run(*(argument.format(tmp=tmp_path) for argument in arguments))
     assert done.returncode == 2

@@ -82,9 +82,7 @@ def test_bytes_that_are_not_utf8_are_named(write_text) -> None:
 
 
 def test_bom_crlf_and_blank_lines_are_not_data(write_text) -> None:
-    path = write_text(
-        '\ufeff{"id": "d1", "contents": "Alpha\\nFirst"}\r\n\r\n{"id": "d2", "contents": "Beta"}\r\n'
-    )
+    path = write_text('\ufeff{"id": "d1", "contents": "Alpha\\nFirst"}\r\n\r\n{"id": "d2", "contents": "Beta"}\r\n')
     assert list(read_corpus(path)) == [Passage("d1", "Alpha", "First"), Passage("d2", "", "Beta")]
     assert count_rows(path) == 2
 
@@ -100,17 +98,13 @@ def test_half_a_surrogate_pair_in_a_text_is_replaced(write_text) -> None:
 
 
 def test_a_duplicate_id_is_named_with_both_lines(write_text) -> None:
-    path = write_text(
-        '{"id": "d7", "contents": "a"}\n{"id": "d8", "contents": "b"}\n\n{"id": "d7", "contents": "c"}\n'
-    )
+    path = write_text('{"id": "d7", "contents": "a"}\n{"id": "d8", "contents": "b"}\n\n{"id": "d7", "contents": "c"}\n')
     with pytest.raises(ValueError, match=r"line 4: id d7 .* line 1;"):
         list(read_corpus(path))
 
 
 def test_a_number_and_its_text_are_the_same_id(write_text) -> None:
-    path = write_text(
-        '{"id": 7, "contents": "a"}\n{"id": "007", "contents": "b"}\n{"id": "7", "contents": "c"}\n'
-    )
+    path = write_text('{"id": 7, "contents": "a"}\n{"id": "007", "contents": "b"}\n{"id": "7", "contents": "c"}\n')
     with pytest.raises(ValueError, match=r"line 3: id 7 .* line 1;"):
         list(read_corpus(path))
 
@@ -152,9 +146,7 @@ def test_gzip_of_several_members_is_read_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["cut", "noise", "not gzip"])
 def test_a_damaged_gzip_is_named(tmp_path: Path, damage: str) -> None:
-    rows = b"".join(
-        json.dumps({"id": i, "contents": f"text {i * 7919}"}).encode() + b"\n" for i in range(2000)
-    )
+    rows = b"".join(json.dumps({"id": i, "contents": f"text {i * 7919}"}).encode() + b"\n" for i in range(2000))
     whole = gzip.compress(rows)
     middle = len(whole) // 2
     path = tmp_path / "corpus.jsonl.gz"
@@ -258,9 +250,7 @@ def test_a_bad_row_of_parquet_is_named(tmp_path: Path) -> None:
 
 
 def test_damaged_parquet_is_named(tmp_path: Path) -> None:
-    path = _write_parquet(
-        tmp_path / "c.parquet", [{"id": i, "contents": f"text {i * 7919}"} for i in range(5000)]
-    )
+    path = _write_parquet(tmp_path / "c.parquet", [{"id": i, "contents": f"text {i * 7919}"} for i in range(5000)])
     whole = bytearray(path.read_bytes())
     middle = len(whole) // 2
     whole[middle : middle + 200] = bytes(255 - byte for byte in whole[middle : middle + 200])

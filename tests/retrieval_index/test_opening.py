@@ -85,9 +85,7 @@ def test_a_missing_or_cut_file_is_refused(index: Path) -> None:
     size = path.stat().st_size
     with path.open("r+b") as file:
         file.truncate(size - 4)
-    with pytest.raises(
-        RetrievalError, match=f"data.csc.index.npy has {size - 4} bytes, the manifest says {size}"
-    ):
+    with pytest.raises(RetrievalError, match=f"data.csc.index.npy has {size - 4} bytes, the manifest says {size}"):
         open_index(index)
     path.unlink()
     with pytest.raises(RetrievalError, match=r"data\.csc\.index\.npy is missing"):
@@ -119,8 +117,6 @@ def test_a_corpus_with_other_text_is_refused(index: Path, tmp_path: Path) -> Non
 
 
 def test_importing_the_package_imports_no_search_library() -> None:
-    code = (
-        "import retrieval_index, sys; print([m for m in ('bm25s', 'numpy', 'Stemmer') if m in sys.modules])"
-    )
+    code = "import retrieval_index, sys; print([m for m in ('bm25s', 'numpy', 'Stemmer') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
