@@ -163,6 +163,8 @@ def clean_query(query: str, max_chars: int = MAX_QUERY_CHARS) -> str:
 
 def is_blank(text: str) -> bool:
     """True if nothing in ``text`` can be seen: white space, control and format characters only."""
+    if text[:1].isalnum():
+        return False  # nearly always
     return all(char.isspace() or unicodedata.category(char) in ("Cc", "Cf") for char in text)
 
 

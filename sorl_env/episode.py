@@ -179,7 +179,7 @@ class Episode:
         last = self.turns_left == 1
         self.action_texts.append(action_text)
 
-        reward, observation = 0.0, ""
+        reward, observation, scores = 0.0, "", None
         if error:
             self.stop = "retrieval_error"
         elif isinstance(action, Answer):
@@ -201,7 +201,9 @@ class Episode:
             if self.rules.tell_budget:
                 observation += budget_note(self.turns_left - 1)
         elif not error:
-            reward += checked_reward(self.reward_fn, self._tagged(), self.question)
+            said = tuple(self._dialect.tagged(text) for text in self.action_texts)
+            reward += checked_reward(self.reward_fn, said, self.question)
+            scores = answer_scores(said, self.question)
         self.observations.append(observation)
         self.rewards.append(reward)
         found = () if hits is None else tuple(hit.passage for hit in hits)
@@ -209,8 +211,7 @@ class Episode:
         info["retrieved_ids"] = tuple(passage.id for passage in found)
         info["retrieved_titles"] = tuple(passage.title for passage in found)
         info["answer"] = action.text if isinstance(action, Answer) else None
-        if self.stop is not None and not error:
-            info["scores"] = answer_scores(self._tagged(), self.question)
+        info["scores"] = scores
         return Step(observation, reward, self.stop == "answered", self.stop not in (None, "answered"), info)
 
     def info(self, action_kind: str | None = None) -> dict[str, Any]:
@@ -269,10 +270,6 @@ class Episode:
         if self._parsed is None or self._parsed[0] is not action_text:
             self._parsed = (action_text, self._dialect.parse(action_text, self.rules.max_query_chars))
         return self._parsed[1]
-
-    def _tagged(self) -> tuple[str, ...]:
-        """The turns in the tags that rewards read."""
-        return tuple(self._dialect.tagged(text) for text in self.action_texts)
 
     def _check_running(self) -> None:
         if not self.observations:

@@ -83,13 +83,13 @@ def answer_scores(action_texts: Sequence[str], question: Question) -> dict[str, 
     exact_match, f1, contains; for a question of kind "choice" also choice_accuracy and unparseable (1.0 where
     an answer was given that chooses no option); for one of kind "math" exact_match is mathematical equality.
     """
+    answer = answer_of(action_texts)
     scores = {
-        "exact_match": exact_match(action_texts, question),
-        "f1": token_f1(action_texts, question),
-        "contains": contains(action_texts, question),
+        "exact_match": _best_of(exact_match_score, answer, question),
+        "f1": _best_of(token_f1_score, answer, question),
+        "contains": _best_of(contains_score, answer, question),
     }
     if question.kind == "choice":
-        answer = answer_of(action_texts)
         chosen = None if answer is None else choice_of(answer, options_of(question))
         scores["choice_accuracy"] = float(chosen == gold_of(question))
         scores["unparseable"] = float(answer is not None and chosen is None)
@@ -227,7 +227,8 @@ def checked_reward(reward_fn: RewardFn, action_texts: Sequence[str], question: Q
 
 
 def _best(score: Callable[[str, str], float], action_texts: Sequence[str], question: Question) -> float:
-    answer = answer_of(action_texts)
-    if answer is None:
-        return 0.0
-    return max(score(answer, gold) for gold in question.answers)
+    return _best_of(score, answer_of(action_texts), question)
+
+
+def _best_of(score: Callable[[str, str], float], answer: str | None, question: Question) -> float:
+    return 0.0 if answer is None else max(score(answer, gold) for gold in question.answers)
