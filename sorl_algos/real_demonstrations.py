@@ -123,9 +123,7 @@ def real_demonstrations(
     usable = [question for question in questions if question.id in queries]
     played = demonstrate(env, renderer, usable, ReadingScript(queries), seed=seed, on_episodes=on_episodes)
     return [
-        item
-        for item in played
-        if len(item.turns) == 2 and item.turns[-1].reward == 1.0 and _tokens(item) <= max_tokens
+        item for item in played if len(item.turns) == 2 and item.turns[-1].reward == 1.0 and _tokens(item) <= max_tokens
     ]
 
 
