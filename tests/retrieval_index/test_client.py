@@ -279,7 +279,7 @@ def test_a_swap_may_be_allowed_and_empties_the_cache() -> None:
 
 def test_info_and_readiness() -> None:
     info = json.dumps({"version": "v1", "passages": 3}).encode()
-    with serving(http(b"{}", "503 Loading"), reset, http(b'{"status": "ready"}'), http(info)) as server:
+    with serving(*[http(b"{}", "503 Loading")] * 2, http(b'{"status": "ready"}'), http(info)) as server:
         client = client_of(server)
         client.wait_until_ready(5)
         assert len(client.waits) == 2

@@ -259,22 +259,70 @@ def test_broken_connections_leave_the_server_well() -> None:
         assert client.search(["a"], 1)[0][0].passage.text == "a"
 
 
-@pytest.fixture
-def served(tmp_path: Path, write_corpus):
-    """scripts/serve_index.py in a process of its own; gives process, URL and index."""
-    index = build_bm25(write_corpus(["red kite", "blue sea"]), tmp_path / "index").path
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = subprocess.Popen(
+def start_script(index: Path, port: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
         [sys.executable, ROOT / "scripts" / "serve_index.py", index, "--port", str(port)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@pytest.fixture
+def served(tmp_path: Path, write_corpus):
+    """scripts/serve_index.py in a process of its own; gives process, URL and index."""
+    index = build_bm25(write_corpus(["red kite", "blue sea"]), tmp_path / "index").path
+    port = free_port()
+    process = start_script(index, port)
     yield process, f"http://127.0.0.1:{port}", index
     process.kill()
     process.wait()
+
+
+@pytest.mark.slow
+def test_kills_of_the_server_lose_and_change_nothing(tmp_path: Path, write_corpus) -> None:
+    texts = [f"passage {n} speaks of kite{n % 97} and deer{n % 89}" for n in range(500)]
+    index = build_bm25(write_corpus(texts), tmp_path / "index").path
+    batches = [[f"kite{(n * 20 + m) % 97} deer{(n * 7 + m) % 89}" for m in range(20)] for n in range(500)]
+    port, stop, kills = free_port(), threading.Event(), []
+
+    def keep_killing() -> None:
+        process = start_script(index, port)
+        while not stop.wait(0.4 if process.poll() is None and answered(port) else 0.02):
+            if len(kills) < 4 and answered(port):
+                process.kill()
+                process.wait()
+                kills.append(time.monotonic())
+                process = start_script(index, port)
+        process.kill()
+        process.wait()
+
+    killer = threading.Thread(target=keep_killing)
+    killer.start()
+    try:
+        with RetrieverClient(f"http://127.0.0.1:{port}", cache_entries=0, retries=40, max_backoff_s=0.5) as client:
+            client.wait_until_ready(60, poll_s=0.1)
+            found = []
+            for batch in batches:
+                found.append(client.search(batch, 3))
+                time.sleep(0.005)
+    finally:
+        stop.set()
+        killer.join()
+    own = open_index(index)
+    assert found == [own.search(batch, 3) for batch in batches]  # 10,000 queries
+    assert len(kills) >= 3
+
+
+def answered(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_the_script_serves_swaps_and_stops(served, write_corpus) -> None:
