@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import tyro
 from console import RichProgress, results_table
 from presets import PRESETS
+from retrieval_index.types import RetrievalError
 
 from sorl_algos.config import TrainConfig
 
@@ -77,7 +78,7 @@ def checked(make: Callable[[], Any]) -> Any:
     """The result of ``make``; bad input becomes one line and exit status 2, before anything is written."""
     try:
         return make()
-    except (ValueError, FileNotFoundError, KeyError) as error:
+    except (ValueError, FileNotFoundError, KeyError, RetrievalError) as error:
         fail(" ".join(str(error).split()))
 
 

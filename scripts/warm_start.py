@@ -17,6 +17,7 @@ import tyro
 from console import RichProgress
 from train import checked, load_retriever
 
+from sorl_algos.models import resolve_model
 from sorl_algos.real_warm_start import WarmStart, WarmStartConfig, check_same, split
 
 
@@ -54,6 +55,7 @@ def main() -> None:
     config = arguments.warm
     questions = checked(lambda: load_questions(arguments.questions))
     retriever = checked(lambda: load_retriever(arguments.index))
+    checked(lambda: resolve_model(config.model))
     checked(lambda: check_same(config, {"questions": arguments.questions, "index": arguments.index}))
     train, dev = checked(lambda: split(config, questions))
     try:
