@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 import tyro
 from console import RichProgress, results_table
 from presets import PRESETS
-from retrieval_index.types import RetrievalError
 
+from retrieval_index.types import RetrievalError
 from sorl_algos.config import TrainConfig
 
 

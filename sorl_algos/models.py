@@ -227,7 +227,7 @@ def resolve_model(name: str) -> str:
         if not (path / "config.json").exists():
             raise ValueError(f"directory {path} holds no model (no config.json); give a saved model's directory")
         return str(path)
-    if "/" not in name or name.startswith((".", "/", "~")):
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise ValueError(
             f"unknown model {name!r}; known: base, smollm2, a directory with config.json, or a hub name owner/name"
         )
