@@ -46,8 +46,13 @@ TABLE = Table(
         "faiss": ("retrieval_index/dense.py",),
         "sentence_transformers": ("retrieval_index/encoder.py", "retrieval_index/rerank.py"),
         "torch": ("retrieval_index/encoder.py", "retrieval_index/rerank.py"),
+        "ir_measures": ("retrieval_index/quality.py",),
         "fastapi": ("retrieval_index/server.py",),
         "uvicorn": ("retrieval_index/server.py",),
+        "starlette": ("retrieval_index/server.py",),
+        "pyarrow": ("retrieval_index/corpus.py",),
+        "datasets": ("retrieval_index/corpus.py",),
+        "math_verify": ("sorl_env/math_worker.py",),
         "transformers": (
             "sorl_algos/models.py",
             "sorl_algos/tiny.py",
