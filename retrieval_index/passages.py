@@ -29,7 +29,7 @@ def encode_passage(passage: Passage) -> bytes:
 
 def decode_passage(line: bytes) -> Passage:
     """The passage that `encode_passage` wrote."""
-    return Passage(*json.loads(line))
+    return Passage(*json.loads(line.decode("utf-8")))  # given bytes, json first guesses their encoding
 
 
 class PassageStore:
@@ -42,7 +42,8 @@ class PassageStore:
             RetrievalError: the two files do not fit together.
         """
         path = Path(directory) / TEXT_FILE
-        self._offsets = np.load(path.with_name(OFFSETS_FILE), mmap_mode="r", allow_pickle=False)
+        # A plain array over the map: indexing a np.memmap costs several times as much.
+        self._offsets = np.asarray(np.load(path.with_name(OFFSETS_FILE), mmap_mode="r", allow_pickle=False))
         size = path.stat().st_size
         if self._offsets.ndim != 1 or len(self._offsets) == 0 or int(self._offsets[-1]) != size:
             end = int(self._offsets[-1]) if self._offsets.size else 0

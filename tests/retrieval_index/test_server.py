@@ -85,7 +85,7 @@ def test_no_body_whatever_gets_another_answer_than_200_or_422() -> None:
         runner.run(life.__aenter__())
         runner.run(until_ready(call))
 
-        @settings(max_examples=2500, deadline=None)
+        @settings(max_examples=2000, deadline=None)
         @given(BODY)
         def post(body: bytes) -> None:
             status, _, content = runner.run(call("POST", "/retrieve", body))
@@ -95,7 +95,7 @@ def test_no_body_whatever_gets_another_answer_than_200_or_422() -> None:
 
         post()
         runner.run(life.__aexit__(None, None, None))
-    assert seen[422] > 1000
+    assert seen[422] > 800
     assert seen[200] > 20
 
 
