@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +45,10 @@ def save_checkpoint(
     for name, optimizer in optimizers.items():
         tensors, groups = _flatten(optimizer.state_dict())
         _save_tensors(tensors, partial / f"{name}_optimizer.safetensors")
-        (partial / f"{name}_optimizer.json").write_text(json.dumps(groups), encoding="utf-8")
+        _write_text(json.dumps(groups), partial / f"{name}_optimizer.json")
     _save_tensors({"cpu": torch.get_rng_state()}, partial / "rng.safetensors")
-    text = json.dumps({"format": FORMAT, "updates_done": updates_done, **state}, indent=1)
-    with (partial / "state.json").open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    own = {"format": FORMAT, "updates_done": updates_done}
+    _write_text(json.dumps(state | own, indent=1), partial / "state.json")
     final = directory / f"step_{updates_done:06d}"
     if final.exists():
         shutil.rmtree(final)
@@ -82,7 +80,8 @@ def load_checkpoint(
             f"checkpoint {checkpoint} has format {state['format']}, this version reads {FORMAT}; start a new run_dir"
         )
     for name, module in modules.items():
-        tensors = load_file(checkpoint / f"{name}.safetensors")
+        file = checkpoint / f"{name}.safetensors"
+        tensors = load_file(file) if file.exists() else {}
         own = _unique_tensors(module)
         if tensors.keys() != own.keys() or any(tensors[key].shape != own[key].shape for key in own):
             raise ValueError(
@@ -108,8 +107,11 @@ def _updates(checkpoint: Path) -> int:
 def _complete(directory: Path) -> list[Path]:
     if not directory.is_dir():
         return []
-    found = [path for path in directory.iterdir() if _updates(path) >= 0 and (path / "state.json").exists()]
-    return sorted(found, key=_updates)
+    named = [path for path in directory.iterdir() if _updates(path) >= 0]
+    for path in named:
+        if not (path / "state.json").exists():
+            warnings.warn(f"{path} is no whole checkpoint (no state.json) and is passed over", stacklevel=3)
+    return sorted((path for path in named if (path / "state.json").exists()), key=_updates)
 
 
 def _unique_tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -126,6 +128,13 @@ def _unique_tensors(module: nn.Module) -> dict[str, Tensor]:
 def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     save_file({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}, path)
     with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _write_text(text: str, path: Path) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
         os.fsync(file.fileno())
 
 

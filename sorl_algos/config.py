@@ -98,17 +98,18 @@ class TrainConfig:
         positive = (
             "questions_per_update", "group_size", "max_turn_tokens", "max_total_tokens", "minibatch_sequences",
             "passes", "microbatch_sequences", "updates", "eval_every", "save_every", "keep_checkpoints", "top_k",
-            "max_observation_words", "lr", "critic_lr", "max_grad_norm", "temperature",
+            "max_observation_words", "lr", "critic_lr", "max_grad_norm", "temperature", "value_clip",
+            "stop_after_minutes",
         )  # fmt: skip
         for name in positive:
-            if not getattr(self, name) > 0:
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be greater than 0")
         not_negative = (
             "max_searches", "lr_warmup_updates", "critic_warmup_updates", "kl_reward_coef", "kl_loss_coef",
-            "weight_decay", "eval_limit", "test_limit", "clip_low", "clip_high",
+            "weight_decay", "eval_limit", "test_limit", "clip_low", "clip_high", "max_skipped_minibatches",
         )  # fmt: skip
         for name in not_negative:
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")
         if not 0 < self.gamma <= 1 or not 0 <= self.lam <= 1:
             raise ValueError(f"gamma is {self.gamma} and lam {self.lam}; both must lie between 0 and 1")

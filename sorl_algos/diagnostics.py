@@ -71,6 +71,8 @@ def update_metrics(batch: Batch, entropy: Tensor, totals: dict[str, Tensor]) -> 
     if batch.advantages is not None:
         logged["advantage_abs_mean"] = masked(batch.advantages.abs(), batch.loss_mask).sum() / tokens
     steps = totals.get("steps", torch.ones(()))
+    if "skipped_minibatches" in totals:
+        logged["skipped_minibatches"] = totals["skipped_minibatches"]
     if "tokens" in totals:
         seen = totals["tokens"].clamp(min=1)
         for level in RATIO_LEVELS:

@@ -83,6 +83,7 @@ class Run:
         self.config, self.progress, self.eval_sets = config, progress, list(eval_sets)
         self.retriever, self.dev_questions = retriever, dev_questions
         check_resumable(config)
+        torch.manual_seed(config.seed)  # the value head draws its first layer
         language_model, self.tokenizer = load_language_model(config.model, dtype=getattr(torch, config.dtype))
         policy = Policy(language_model, shared_critic=config.critic == "shared")
         critic = Critic(language_model) if config.critic == "own" else None

@@ -230,7 +230,6 @@ def optimiser_step(learner: Learner, minibatch: Batch, update: int) -> dict[str,
             loss, sums = micro_loss(learner, micro, counts, normaliser, only_critic=only_critic)
             accelerator.backward(loss * world_size())  # data parallelism averages; the loss is a global sum
         _add(totals, sums)
-    # Advantages of zero, or none at all (every row dropped): leave weights, momentum and decay alone.
     report = normaliser.scale_gradients()
     gradient_norm = nn.utils.clip_grad_norm_(policy_parameters, config.max_grad_norm)
     value_parameters = [] if policy.value_head is None else list(policy.value_head.parameters())
@@ -239,20 +238,21 @@ def optimiser_step(learner: Learner, minibatch: Batch, update: int) -> dict[str,
     value_norm = nn.utils.clip_grad_norm_(value_parameters, config.max_grad_norm)
     report |= {"grad_norm": gradient_norm, "critic_grad_norm": value_norm}
     if bool(torch.isfinite(gradient_norm) & torch.isfinite(value_norm)):
-        if only_critic or not minibatch.loss_mask.any():
-            policy.lm.zero_grad(set_to_none=True)  # no gradient at all: Adam's momentum must not move weights
+        # Only the critic learns, advantages of zero, or no action token: neither momentum nor decay may move weights.
+        for parameters, norm in ((policy_parameters, gradient_norm), (value_parameters, value_norm)):
+            if not norm > 0:
+                for parameter in parameters:
+                    parameter.grad = None
         learner.policy_optimizer.step()
         if learner.critic_optimizer is not None:
             learner.critic_optimizer.step()
+        totals["steps"] = torch.ones(())
     else:
         _record_skip(learner, update, minibatch)
-        report = {"skipped_minibatches": torch.ones(())}
-        totals = {}
+        report, totals = {}, {"skipped_minibatches": torch.ones(())}
     for optimizer in learner.optimizers().values():
         optimizer.zero_grad(set_to_none=True)
-    totals |= {f"step/{name}": value.detach() for name, value in report.items()}
-    totals["steps"] = torch.ones(())
-    return totals
+    return totals | {f"step/{name}": value.detach() for name, value in report.items()}
 
 
 def micro_loss(
@@ -322,7 +322,7 @@ def _record_skip(learner: Learner, update: int, minibatch: Batch) -> None:
     if len(learner.skipped) > learner.config.max_skipped_minibatches:
         raise RuntimeError(
             f"{len(learner.skipped)} minibatches had a loss or gradient that was not finite (see {path}); "
-            "lower --lr or --max-grad-norm, and look at max_ratio in the metrics"
+            "lower --lr or --max-grad-norm, and look at ratio_max in the metrics"
         )
 
 
