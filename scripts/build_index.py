@@ -99,11 +99,7 @@ def run(arguments: Arguments, console: Console) -> None:
     if arguments.verify:
         open_index(result.path, verify=True, corpus=paths)
     what = "was there already, for the same corpus and parameters" if result.reused else "is ready"
-    taken = (
-        f", {result.resumed_shards} shards taken over from an interrupted build"
-        if result.resumed_shards
-        else ""
-    )
+    taken = f", {result.resumed_shards} shards taken over from an interrupted build" if result.resumed_shards else ""
     checked = ", all hashes and rows verified" if arguments.verify else ""
     console.print(
         f"{result.path} {what}: {result.manifest.passages:,} passages, {result.seconds:.1f} s{taken}{checked}"
