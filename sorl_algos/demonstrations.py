@@ -136,7 +136,7 @@ def demonstrate(
             shown, (observations, rewards, _, _, infos) = observations, env.step(actions)
             for slot in live:
                 text, action = forms[slot](shown[slot]), forms[slot](actions[slot])
-                ids = tuple(encode(action, add_special_tokens=False))
+                ids = tuple(encode(action, add_special_tokens=False, split_special_tokens=True))
                 turns[slot].append(
                     Turn(
                         observation_ids=tuple(renderer.first(text) if turn == 0 else renderer.next(text)),
