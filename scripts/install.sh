@@ -7,7 +7,8 @@ usage() {
 Usage: bash scripts/install.sh [EXTRA ...]        (default: retrieval train)
 
 Makes .venv (with Python 3.11 or newer), then installs the project in editable mode with the
-extras named: retrieval lucene math data train smollm2 vllm ray verl trl world dev. Versions come from constraints.txt.
+extras named: retrieval dense minilm quality lucene math data train smollm2 vllm ray verl trl world dev.
+Versions come from constraints.txt.
 What is already there stays; a second call with nothing new to do returns at once.
 
 Environment:
@@ -22,8 +23,8 @@ say() { printf '\n== %s\n' "$*"; }
 fail() { printf 'install.sh: %s\n' "$*" >&2; exit 2; }
 
 cpu_index="https://download.pytorch.org/whl/cpu"
-known_extras=" retrieval lucene math data train smollm2 vllm ray verl trl world dev "
-extras_without_torch=" retrieval lucene math data world dev "
+known_extras=" retrieval dense minilm quality lucene math data train smollm2 vllm ray verl trl world dev "
+extras_without_torch=" retrieval quality lucene math data world "
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root="$(pwd -P)"
