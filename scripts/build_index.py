@@ -65,7 +65,8 @@ class Arguments:
 
 
 def run(arguments: Arguments, console: Console) -> None:
-    from retrieval_index.build import build_bm25, check_output
+    from retrieval_index.build import build_bm25
+    from retrieval_index.staging import check_output
 
     paths = [CORPORA.get(name, Path(name)) for name in arguments.corpus]
     parameters = arguments.parameters()
