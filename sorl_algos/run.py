@@ -85,8 +85,9 @@ class Run:
         check_resumable(config)
         torch.manual_seed(config.seed)  # the value head draws its first layer
         language_model, self.tokenizer = load_language_model(config.model, dtype=getattr(torch, config.dtype))
-        policy = Policy(language_model, shared_critic=config.critic == "shared")
-        critic = Critic(language_model) if config.critic == "own" else None
+        kind = config.critic if config.algorithm_row().needs_critic else "none"
+        policy = Policy(language_model, shared_critic=kind == "shared")
+        critic = Critic(language_model) if kind == "own" else None
         reference = None
         if config.kl_reward_coef or config.kl_loss_coef:
             reference = self.initial_policy()
@@ -161,7 +162,7 @@ class Run:
         return {
             **asdict(self.config),
             "algorithm_row": asdict(self.config.algorithm_row()),
-            "threshold": getattr(self.config.algorithm_row().normalisation, "threshold", None),
+            "normalisation_threshold": getattr(self.config.algorithm_row().normalisation, "threshold", None),
             "dataset": self.config.questions,
             "git_revision": git_revision(),
             "versions": package_versions(),
@@ -198,10 +199,11 @@ class Run:
         if not due:
             return entries
         self.progress.begin(f"evaluating {stage} training", len(due))
-        for number, chosen in enumerate(due):
+        first = next(item.name for item in self.eval_sets if stage in item.stages)
+        for chosen in due:
             result = self._evaluate(chosen, list(chosen.questions), temperature=0.0)
             entries.append({**result.to_dict(stage), "updates_done": after})
-            if number == 0:
+            if chosen.name == first:
                 self._write_trajectories(stage, chosen)
             write_text_atomically(path, json.dumps(entries, indent=1))
             self.progress.advance(1, f"{chosen.name}: {result.scores['exact_match']['mean']:.3f}")
