@@ -1,7 +1,11 @@
-"""What the scripts show on a terminal: progress bars and tables."""
+"""What the scripts show on a terminal: progress bars, tables, and one line about bad options."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import re
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
@@ -21,8 +25,14 @@ class RichProgress:
     """Draws one bar a stage (the Progress of `sorl_algos.run`)."""
 
     def __init__(self) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-                   TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+        )
         self._progress = Progress(*columns, console=Console())
         self._task: TaskID | None = None
 
@@ -76,3 +86,29 @@ def _with_interval(entry: dict[str, Any] | None) -> str:
         return "-"
     score = entry["exact_match"]
     return f"{score['mean']:.3f} ({score['low']:.3f} to {score['high']:.3f})"
+
+
+def in_one_line(parse: Callable[[], Any]) -> Any:
+    """What a tyro parser returns; its boxed message about bad options becomes one line.
+
+    Raises:
+        ValueError: bad options; the text names them, and options that look alike.
+    """
+    boxed = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(boxed):
+            return parse()
+    except SystemExit as end:
+        if end.code != 2:  # --help
+            raise
+    # The box: its title, the message, a rule, and what may help. Without UTF-8 a rule stands below the title too.
+    lines = [text for line in boxed.getvalue().splitlines() if (text := line.strip("│╭╮╰╯ "))][1:]
+    rules = [number for number, line in enumerate(lines) if set(line) <= {"─", "-"}]
+    if rules[:1] == [0]:
+        lines, rules = lines[1:], [number - 1 for number in rules[1:]]
+    rule = rules[0] if rules else len(lines)
+    message = " ".join(lines[:rule])
+    message = re.sub(r"^Error parsing TrainConfig: ", "", message)
+    alike = dict.fromkeys(name for line in lines[rule:] for name in re.findall(r"^(--[\w-]+) ", line))
+    meant = f"; did you mean {', '.join(list(alike)[:3])}?" if alike and "Unrecognized" in message else ""
+    raise ValueError(f"{message}{meant} (--help after a preset lists all options)")

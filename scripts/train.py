@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import tyro
-from console import RichProgress, results_table
+from console import RichProgress, in_one_line, results_table
 from presets import PRESETS
 
 from retrieval_index.types import RetrievalError
@@ -33,7 +33,8 @@ def parse(arguments: list[str]) -> tuple[TrainConfig, bool]:
     if not arguments or (arguments[0] not in PRESETS and not arguments[0].startswith("-")):
         given = f"unknown preset {arguments[0]!r}" if arguments else "no preset given"
         fail(f"{given}; known: {', '.join(PRESETS)} (try `train.py quickstart --help`)")
-    return tyro.extras.overridable_config_cli(PRESETS, description=__doc__, args=arguments), dry
+    cli = tyro.extras.overridable_config_cli
+    return in_one_line(lambda: cli(PRESETS, description=__doc__, args=arguments)), dry
 
 
 def load_questions(spec: str) -> Any:
@@ -93,8 +94,10 @@ def main() -> None:
         for field in dataclasses.fields(config):
             print(f"{field.name:24} {getattr(config, field.name)}")
         steps = config.updates * config.optimiser_steps_per_update
-        print(f"\n{len(questions)} questions; {config.updates} updates of {config.episodes_per_update} episodes, "
-              f"{steps} optimiser steps; nothing was trained or written")
+        print(
+            f"\n{len(questions)} questions; {config.updates} updates of {config.episodes_per_update} episodes, "
+            f"{steps} optimiser steps; nothing was trained or written"
+        )
         return
 
     from sorl_algos.report import write_report
@@ -115,8 +118,10 @@ def main() -> None:
     if summary["updates_run"] == 0 and summary["finished"]:
         print(f"all {config.updates} updates of {config.run_dir} were done already; raise --updates to go on")
     else:
-        print(f"{summary['updates_run']} updates run, {summary['updates_done']} of {config.updates} done, "
-              f"{summary['seconds'] / 60:.1f} minutes")
+        print(
+            f"{summary['updates_run']} updates run, {summary['updates_done']} of {config.updates} done, "
+            f"{summary['seconds'] / 60:.1f} minutes"
+        )
     if any(entry["stage"] == "after" for entry in summary["evaluations"]):
         results_table(summary["evaluations"])
     report = write_report(config.run_dir, config.run_dir / "report.html")
