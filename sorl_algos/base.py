@@ -42,9 +42,9 @@ class BaseConfig:
     warm_steps: int = 250
     warm_lr: float = 4e-4
     batch_sequences: int = 24
-    good_query: float = 0.4
-    good_answer: float = 0.4
-    guess: float = 0.15
+    good_query: float = 0.55
+    good_answer: float = 0.42
+    guess: float = 0.1
     max_searches: int = 3
     bfloat16: bool = False
     """Autocast the forward passes to bfloat16 (faster on processors that have it)."""

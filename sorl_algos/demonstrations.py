@@ -64,7 +64,7 @@ class MixedScript:
         if hops[-1] in observation and rng.random() < self.good_answer:
             return answer_text(hops[-1])
         title = _TITLE.search(observation)
-        if title is not None and rng.random() < 0.7:
+        if title is not None and rng.random() < 0.8:
             return answer_text(title.group(1))
         return answer_text(_some_span(observation, rng))
 

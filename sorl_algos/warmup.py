@@ -57,8 +57,9 @@ def supervised(
     if found is not None:
         state = load_checkpoint(found, modules={"policy": policy}, optimizers={"policy": optimizer})
         losses = state["losses"]
-        for _ in losses:
-            next(batches)
+        if len(losses) < steps:
+            for _ in losses:
+                next(batches)
     for step in range(len(losses), steps):
         for group in optimizer.param_groups:
             group["lr"] = lr * _cosine_with_warmup(step, steps, warmup_fraction)

@@ -31,7 +31,7 @@ def value_loss(
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
     """1 - Var(R - V) / Var(R) over action tokens, a 0-d tensor: 1 is perfect, 0 no better than the mean.
 
-    0 where the returns do not vary (or there are none): nothing could be explained.
+    0 where the returns do not vary beyond rounding (or there are none): nothing could be explained.
     """
     on = mask.to(torch.bool)
     count = on.sum().clamp(min=1)
@@ -41,6 +41,7 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
 
     returns = masked(returns, on)
     total = variance(returns)
+    rounding = 1e-10 * (1.0 + masked(returns, on).square().sum() / count)
     rest = variance(returns - masked(values, on))
     precision = torch.finfo(returns.dtype)
     rounding = 16.0 * precision.eps**2 * returns.square().sum() / count  # what equal returns leave behind
