@@ -41,8 +41,10 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
 
     returns = masked(returns, on)
     total = variance(returns)
-    rounding = 1e-10 * (1.0 + masked(returns, on).square().sum() / count)
-    rest = variance(returns - masked(values, on))
+    values = masked(values, on)
+    rest = variance(returns - values)
     precision = torch.finfo(returns.dtype)
-    rounding = 16.0 * precision.eps**2 * returns.square().sum() / count  # what equal returns leave behind
+    # Equal returns, made as advantage + value, leave the rounding of values behind.
+    size = (returns.square().sum() + values.square().sum()) / count
+    rounding = 16.0 * precision.eps**2 * size
     return torch.where(total > rounding, 1.0 - rest / total.clamp(min=precision.tiny), 0.0)
