@@ -61,6 +61,26 @@ def atomic_text(path: Path) -> Iterator[TextIO]:
 
 
 @contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """The path of a temporary file beside ``path`` which replaces it in one move when the block ends without
+    error. For libraries that write files by themselves.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
 def _text_over(binary: object) -> Iterator[TextIO]:
     import io
 

@@ -50,8 +50,8 @@ TABLE = Table(
         "fastapi": ("retrieval_index/server.py",),
         "uvicorn": ("retrieval_index/server.py",),
         "starlette": ("retrieval_index/server.py",),
-        "pyarrow": ("retrieval_index/corpus.py",),
-        "datasets": ("retrieval_index/corpus.py",),
+        "pyarrow": ("retrieval_index/corpus.py", "sorl_env/parquet.py"),
+        "datasets": ("retrieval_index/corpus.py", "sorl_env/hub.py"),
         "math_verify": ("sorl_env/math_worker.py",),
         "transformers": (
             "sorl_algos/models.py",
