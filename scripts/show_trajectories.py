@@ -2,6 +2,8 @@
 
 python scripts/show_trajectories.py runs/quickstart/trajectories_after.jsonl --limit 3
 python scripts/show_trajectories.py runs/quickstart/trajectories_after.jsonl --only wrong --no-prompt
+python scripts/show_trajectories.py runs/quickstart/trajectories_after.jsonl --html episodes.html
+python scripts/show_trajectories.py rollouts.parquet --audit --tokenizer path/to/model
 """
 
 from __future__ import annotations
@@ -18,8 +20,12 @@ from rich.padding import Padding
 from rich.rule import Rule
 from rich.text import Text
 
+from sorl_algos.metrics import write_text_atomically
 from sorl_algos.report_assets.markup import number, signed, visible
 from sorl_algos.report_assets.runs import ShownEpisode, ShownTurn, read_episodes
+from sorl_algos.trajectory_page import trajectory_page
+from sorl_env.audit import audit
+from sorl_env.trajectory_files import raw_rows
 
 TURN_COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
 
@@ -38,6 +44,12 @@ class Arguments:
     """Those with a reward above 0, or those without."""
     prompt: bool = True
     """Whether the first observation, the prompt, is shown."""
+    html: Path | None = None
+    """Write a page to look at in a browser, instead of printing."""
+    audit: bool = False
+    """Check a file of recorded token ids (JSONL or parquet, verl's rows too), instead of printing."""
+    tokenizer: str | None = None
+    """For the audit: directory or name of the model that sampled them."""
 
 
 def chosen(episodes: list[ShownEpisode], arguments: Arguments) -> list[ShownEpisode]:
@@ -91,14 +103,34 @@ def _heading(index: int, turn: ShownTurn) -> Text:
     )
 
 
+def print_audit(arguments: Arguments, console: Console) -> int:
+    """Prints the report; 1 if the file has a fault."""
+    tokenizer = None
+    if arguments.tokenizer is not None:
+        from transformers import AutoTokenizer  # seconds to import
+
+        tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer)
+    report = audit(raw_rows(arguments.file), tokenizer)
+    for line in report.lines():
+        console.print(line, markup=False, soft_wrap=True)
+    console.print("sound" if report.sound else "NOT SOUND: do not train on this file")
+    return 0 if report.sound else 1
+
+
 def main() -> int:
     arguments = tyro.cli(Arguments, description=__doc__)
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False, soft_wrap=True)
     try:
+        if arguments.audit:
+            return print_audit(arguments, console)
         episodes, broken = read_episodes(arguments.file)
         if not episodes:
             raise ValueError(f"{arguments.file} holds no trajectory; give a JSONL file that a run wrote")
         shown = chosen(episodes, arguments)
+        if arguments.html is not None:
+            write_text_atomically(arguments.html, trajectory_page(shown, arguments.file.name))
+            console.print(f"{len(shown)} episodes in {arguments.html}", markup=False)
+            return 0
     except (ValueError, OSError) as error:
         errors.print(f"show_trajectories: {error}", markup=False)
         return 2

@@ -58,20 +58,29 @@ def card(pair: Pair, anchor: str, clip: tuple[float, float] | None) -> Html:
     assert either is not None  # `pairs` never leaves both sides empty
     return tag(
         "article",
-        tag(
-            "header",
-            tag("h4", either.question or f"question {either.question_id}"),
-            tag(
-                "p",
-                "gold answer: ",
-                tag("b", " · ".join(either.answers) or "not recorded"),
-                tag("span", either.question_id, class_="id"),
-                class_="gold",
-            ),
-        ),
+        _card_header(either),
         tag("div", _episode("before", before, clip), _episode("after", after, clip), class_="sides"),
         class_="card",
         id=anchor,
+    )
+
+
+def single_card(episode: ShownEpisode, anchor: str) -> Html:
+    """One question with one episode of it."""
+    return tag("article", _card_header(episode), _episode("episode", episode, None), class_="card", id=anchor)
+
+
+def _card_header(episode: ShownEpisode) -> Html:
+    return tag(
+        "header",
+        tag("h4", episode.question or f"question {episode.question_id}"),
+        tag(
+            "p",
+            "gold answer: ",
+            tag("b", " · ".join(episode.answers) or "not recorded"),
+            tag("span", episode.question_id, class_="id"),
+            class_="gold",
+        ),
     )
 
 
@@ -128,10 +137,7 @@ def _observation(index: int, text: str) -> Html:
     """The text that the policy read. The first one is the prompt, much the same every time: folded away."""
     body = tag(
         "pre",
-        [
-            tag("span", part, class_="tag") if _TAG.fullmatch(part) else part
-            for part in _TAG.split(text.strip())
-        ],
+        [tag("span", part, class_="tag") if _TAG.fullmatch(part) else part for part in _TAG.split(text.strip())],
     )
     if not text.strip():
         return tag("div", tag("span", "no observation", class_="label"), class_="observation")
@@ -169,9 +175,7 @@ def _badges(turn: ShownTurn, clip: tuple[float, float] | None) -> list[Html]:
                 "span",
                 turn.action_kind,
                 class_="badge bad",
-                title="cut at the length limit"
-                if turn.action_kind == "cut"
-                else "neither a search nor an answer",
+                title="cut at the length limit" if turn.action_kind == "cut" else "neither a search nor an answer",
             )
         )
     if turn.ratio is not None:
