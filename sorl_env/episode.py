@@ -28,6 +28,8 @@ from sorl_env.rewards import RewardFn, answer_scores, checked_reward
 
 STOP_REASONS = ("answered", "turn_limit", "length_limit", "retrieval_error")
 
+FEWEST_OBSERVATION_WORDS = 3  # two tags and a word
+
 INFO_KEYS = (
     "question_id",
     "stop",
@@ -55,7 +57,11 @@ class EpisodeRules:
             are spared.
         search_cost: taken off the reward of every turn whose search was carried out.
         prompt: a name in PROMPTS, a template that holds ``{question}``, or the path (a Path) of such a file.
-        tell_budget: whether observations say how many searches are left.
+        tell_budget: whether observations say how many searches (and words, with ``max_total_words``) are left.
+        max_turn_words: a longer turn counts as cut at its length limit, whatever it holds; None: no limit.
+        max_total_words: words of all turns and observations after the prompt; observations are cut to what is
+            left, and an episode that has used it up without an answer ends with stop "length_limit"; None: no
+            limit. (Budgets in tokens are the engine's.)
         dialect: a name in ``dialects.DIALECTS``.
         options_in_query: whether a query may hold the options of a multiple-choice question; if not, they are
             taken out of it, and the question itself is searched for where nothing else is left.
@@ -77,12 +83,17 @@ class EpisodeRules:
     dialect: str = "search_r1"
     options_in_query: bool = True
     last_turn_answers: bool = False
+    max_turn_words: int | None = None
+    max_total_words: int | None = None
 
     def __post_init__(self) -> None:
         _at_least(0, max_searches=self.max_searches)
         _at_least(1, top_k=self.top_k, max_query_chars=self.max_query_chars)
         if self.max_observation_words is not None:
-            _at_least(3, max_observation_words=self.max_observation_words)
+            _at_least(FEWEST_OBSERVATION_WORDS, max_observation_words=self.max_observation_words)
+        for name in ("max_turn_words", "max_total_words"):
+            if getattr(self, name) is not None:
+                _at_least(1, **{name: getattr(self, name)})
         for name in ("invalid_penalty", "search_cost"):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
@@ -141,7 +152,7 @@ class Episode:
         self.searches, self.stop, self._parsed = 0, None, None
         first = prompt_text(self.rules.prompt, question_block(self.question))
         if self.rules.tell_budget:
-            first += budget_note(self.rules.max_searches)
+            first += budget_note(self.rules.max_searches, self.rules.max_total_words)
         self.observations = [first]
         return first
 
@@ -151,8 +162,11 @@ class Episode:
         Changes nothing. The last turn is for the answer: a search asked for in it is not carried out.
         """
         self._check_running()
-        action = self._parse(action_text)
+        action = self._parse(self._within_turn(action_text))
         if not isinstance(action, Search) or self.turns_left <= 1:
+            return None
+        left = self._words_left(action_text)
+        if left is not None and left < FEWEST_OBSERVATION_WORDS:
             return None
         if self.rules.options_in_query or self.question.kind != "choice":
             return action.query
@@ -169,6 +183,7 @@ class Episode:
 
         Raises RuntimeError outside a running episode, ValueError where hits and query do not fit together.
         """
+        action_text = self._within_turn(action_text)
         query = self.query(action_text)
         if query is not None and hits is None and not error:
             raise ValueError(f"this action searches for {query!r}: advance() needs its hits, or error=True")
@@ -187,19 +202,23 @@ class Episode:
         elif hits is not None:
             self.searches += 1
             reward -= self.rules.search_cost
-            observation = self._dialect.render(hits, self.rules.max_observation_words)
+            limits = [self.rules.max_observation_words, self._words_left()]
+            observation = self._dialect.render(hits, min((n for n in limits if n is not None), default=None))
         elif kind == "invalid":
             reward -= self.rules.invalid_penalty
         if last and self.stop is None:
             answered = "answered" if self.rules.last_turn_answers else "turn_limit"
             self.stop = "length_limit" if kind == "cut" else answered
+        left = self._words_left(observation)
+        if self.stop is None and left is not None and (left <= 0 or (kind == "search" and query is None)):
+            self.stop, observation = "length_limit", ""
 
         if self.stop is None:
             if not isinstance(action, (Search, Answer)):
                 forms = [self._dialect.search_form] if self.turns_left > 1 else []
                 observation = hint(action.reason, [*filter(None, forms), self._dialect.answer_form])
             if self.rules.tell_budget:
-                observation += budget_note(self.turns_left - 1)
+                observation += budget_note(self.turns_left - 1, left)
         elif not error:
             said = tuple(self._dialect.tagged(text) for text in self.action_texts)
             reward += checked_reward(self.reward_fn, said, self.question)
@@ -265,6 +284,20 @@ class Episode:
         self.searches = int(state["searches"])
         self.stop = state["stop"]
         self._parsed = None
+
+    def _within_turn(self, action_text: str) -> str:
+        """The turn as it counts: one over its budget of words was cut."""
+        most = self.rules.max_turn_words
+        if most is None or isinstance(action_text, CutText) or len(action_text.split()) <= most:
+            return action_text
+        return CutText(action_text)
+
+    def _words_left(self, *more: str) -> int | None:
+        """Words left of the whole budget, after those of ``more``; None without a budget."""
+        if self.rules.max_total_words is None:
+            return None
+        used = (*self.action_texts, *self.observations[1:], *more)
+        return self.rules.max_total_words - sum(len(text.split()) for text in used)
 
     def _parse(self, action_text: str) -> Action:
         if self._parsed is None or self._parsed[0] is not action_text:

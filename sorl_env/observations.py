@@ -66,9 +66,10 @@ def hint(reason: str, allowed: Sequence[str]) -> str:
     return f"\n\nNot a valid action: {reason}. Write {' or '.join(allowed)}.\n\n"
 
 
-def budget_note(searches_left: int) -> str:
-    """A line that tells the agent how many searches it still has."""
-    return f"Searches left: {searches_left}.\n\n"
+def budget_note(searches_left: int, words_left: int | None = None) -> str:
+    """A line that tells the agent how many searches it still has, and how many words where they are limited."""
+    words = "" if words_left is None else f" Words left: {words_left}."
+    return f"Searches left: {searches_left}.{words}\n\n"
 
 
 def _passage_line(number: int, hit: Hit) -> str:

@@ -15,6 +15,7 @@ from typing import Protocol, TypeAlias
 
 from sorl_env.actions import answer_of, is_blank
 from sorl_env.choices import choice_of, gold_of, options_of
+from sorl_env.judge import llm_judge
 from sorl_env.legacy import mirage_legacy, search_r1_legacy
 from sorl_env.normalize import answer_tokens, normalize_answer
 from sorl_env.questions import Question
@@ -22,7 +23,7 @@ from sorl_env.questions import Question
 __all__ = [
     "REWARDS", "RewardFn", "RewardSpec", "WeightedSum", "answer_of", "answer_scores", "choice_accuracy",
     "contains", "contains_score", "exact_match", "exact_match_score", "format_reward", "format_valid",
-    "math_equal", "mirage_legacy", "normalize_answer", "resolve_reward", "search_r1_legacy", "token_f1",
+    "llm_judge", "math_equal", "mirage_legacy", "normalize_answer", "resolve_reward", "search_r1_legacy", "token_f1",
     "token_f1_score",
 ]  # fmt: skip
 
@@ -160,6 +161,7 @@ REWARDS: dict[str, RewardFn] = {
     "choice_accuracy": choice_accuracy,
     "math_equal": math_equal,
     "format": format_reward,
+    "llm_judge": llm_judge,
     "search_r1_legacy": search_r1_legacy,
     "mirage_legacy": mirage_legacy,
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 import gymnasium
 
 from retrieval_index.types import Hit, RetrievalError, Retriever
-from sorl_env.episode import Episode, EpisodeRules, Step
+from sorl_env.console import show_question, show_turn
+from sorl_env.episode import Episode, EpisodeRules
 from sorl_env.questions import Question, QuestionSet, load_questions
 from sorl_env.rewards import RewardSpec, resolve_reward
 from sorl_env.spaces import AnyText
@@ -30,7 +30,8 @@ class SearchQAEnv(gymnasium.Env[str, str]):
         split: which of the bundled questions: "train", "dev", "test" or "test_unseen".
         render_mode: None, "ansi" (``render()`` returns the transcript) or "human" (every turn is printed).
         rules: options of ``EpisodeRules``: max_searches, top_k, max_observation_words, max_query_chars,
-            invalid_penalty, search_cost, prompt, tell_budget.
+            invalid_penalty, search_cost, prompt, tell_budget, max_turn_words, max_total_words, dialect,
+            options_in_query, last_turn_answers.
 
     ``reset(options={"question_id": id})`` picks the question; without it the question is drawn with the
     environment's seeded generator.
@@ -67,7 +68,7 @@ class SearchQAEnv(gymnasium.Env[str, str]):
         self._episode = Episode(question, self.rules, self.reward_fn)
         observation = self._episode.begin()
         if self.render_mode == "human":
-            _print(observation)
+            show_question(question.id, observation)
         return observation, self._episode.info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -85,7 +86,7 @@ class SearchQAEnv(gymnasium.Env[str, str]):
             else:
                 step = episode.advance(action, hits)
         if self.render_mode == "human":
-            self._print_step(action, step)
+            show_turn(len(episode.action_texts), action, step.observation, step.reward, step.info["stop"])
         return step.observation, step.reward, step.terminated, step.truncated, step.info
 
     def render(self) -> str | None:  # type: ignore[override]
@@ -109,10 +110,6 @@ class SearchQAEnv(gymnasium.Env[str, str]):
         if self._episode is None:
             raise RuntimeError("no episode yet; call reset() first")
         return self._episode
-
-    def _print_step(self, action: str, step: Step) -> None:
-        ending = f"\n[{step.info['stop']}; reward {step.reward:g}]\n" if step.info["stop"] else ""
-        _print(action + step.observation + ending)
 
 
 def make_rules(options: Mapping[str, Any]) -> EpisodeRules:
@@ -177,8 +174,3 @@ def checked_render_mode(render_mode: str | None) -> str | None:
 def check_action(action: object) -> None:
     if not isinstance(action, str):
         raise TypeError(f"an action is a text (str), got {type(action).__name__}")
-
-
-def _print(text: str) -> None:
-    sys.stdout.write(text.encode("utf-8", "replace").decode("utf-8"))
-    sys.stdout.flush()

@@ -141,6 +141,41 @@ class SearchQAVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], np.ndarray]):
             return None
         return tuple("" if episode is None else episode.transcript() for episode in self._episodes)
 
+    def get_state(self) -> dict[str, Any]:
+        """Every episode, idle slots too, and the random generators, as plain data that JSON can hold."""
+        generators = self._generators
+        return {
+            "episodes": [None if episode is None else episode.get_state() for episode in self._episodes],
+            "infos": [info | {name: list(info[name]) for name in _TUPLES} for info in self._infos],
+            "finished": self.finished.tolist(),
+            "np_random": self.np_random.bit_generator.state,
+            "generators": None if generators is None else [one.bit_generator.state for one in generators],
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on exactly where ``get_state`` was called, here or in an environment with the same options.
+
+        Raises ValueError for a state of another number of slots.
+        """
+        if len(state["episodes"]) != self.num_envs:
+            raise ValueError(f"the state is of {len(state['episodes'])} slots, this environment has {self.num_envs}")
+        episodes: list[Episode | None] = []
+        for saved in state["episodes"]:
+            episode = None
+            if saved is not None:
+                episode = Episode(self.questions.by_id(saved["question_id"]), self.rules, self.reward_fn)
+                episode.set_state(saved)
+            episodes.append(episode)
+        self._episodes = episodes
+        self._infos = [info | {name: tuple(info[name]) for name in _TUPLES} for info in state["infos"]]
+        self.finished[:] = state["finished"]
+        self.np_random.bit_generator.state = state["np_random"]
+        self._generators = None
+        if state["generators"] is not None:
+            self._generators = [seeding.np_random(0)[0] for _ in range(self.num_envs)]
+            for generator, saved in zip(self._generators, state["generators"], strict=True):
+                generator.bit_generator.state = saved
+
     def _search(self, queries: Mapping[int, str | None]) -> dict[int, list[Hit] | None]:
         """Hits of every slot that searches, from one call; None for all of them if it failed."""
         asked = {slot: query for slot, query in queries.items() if query is not None}
@@ -191,6 +226,7 @@ class SearchQAVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], np.ndarray]):
 
 
 _NOTHING_DONE: dict[str, Any] = {"action_kind": None, "retrieved_ids": (), "retrieved_titles": ()}
+_TUPLES = ("retrieved_ids", "retrieved_titles")
 
 
 def _idle_info() -> dict[str, Any]:

@@ -51,7 +51,9 @@ TABLE = Table(
         "uvicorn": ("retrieval_index/server.py",),
         "starlette": ("retrieval_index/server.py",),
         "pyarrow": ("retrieval_index/corpus.py", "sorl_env/parquet.py"),
+        "huggingface_hub": ("retrieval_index/prebuilt.py",),
         "datasets": ("retrieval_index/corpus.py", "sorl_env/hub.py"),
+        "rich": ("sorl_env/console.py",),
         "math_verify": ("sorl_env/math_worker.py",),
         "transformers": (
             "sorl_algos/models.py",

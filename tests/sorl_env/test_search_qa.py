@@ -108,7 +108,20 @@ def test_rendering(capsys: pytest.CaptureFixture[str]) -> None:
     env = make(render_mode="human")
     env.reset(options={"question_id": "q1"})
     env.step("<answer>\ud83d half</answer>")
-    assert capsys.readouterr().out == "Question: Capital of land 1?\n<answer>? half</answer>\n[answered; reward 0]\n"
+    shown = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert shown[0].startswith("q1 ─")
+    assert shown[1:] == ["Question: Capital of land 1?", "turn 1", "<answer>? half</answer>", "answered; reward 0"]
+
+
+def test_people_see_every_turn_and_no_markup_is_read_from_texts(capsys: pytest.CaptureFixture[str]) -> None:
+    env = make(render_mode="human")
+    env.reset(options={"question_id": "q1"})
+    env.step("<think>[bold]hm[/bold]</think>so <search>land 1</search> and")
+    env.step("")
+    env.step("<answer>City 1</answer>")
+    shown = capsys.readouterr().out
+    assert "[bold]hm[/bold]</think>so <search>land 1</search> and" in shown
+    assert "<information>Doc 1" in shown and "(nothing)" in shown and "answered; reward 1" in shown
 
 
 def test_state_goes_on_in_another_environment() -> None:
