@@ -107,11 +107,7 @@ def fetch_dataset(
     destination = Path(destination)
     if destination.exists():
         return destination
-    try:
-        import datasets  # type: ignore[import-not-found, import-untyped, unused-ignore]
-    except ImportError as error:
-        raise RuntimeError(f"the data set {name} needs the package datasets: pip install datasets") from error
-    rows = datasets.load_dataset(name, config, split=split, streaming=True)
+    rows = stream_dataset(name, config, split)
     destination.parent.mkdir(parents=True, exist_ok=True)
     temporary = destination.with_name(destination.name + ".tmp")
     try:
@@ -133,6 +129,20 @@ def fetch_dataset(
     finally:
         temporary.unlink(missing_ok=True)
     return destination
+
+
+def stream_dataset(name: str, config: str | None = None, split: str = "train") -> Iterator[dict[str, Any]]:
+    """Rows of a data set of the `datasets` library, one at a time.
+
+    Raises:
+        RuntimeError: the package datasets is not installed.
+    """
+    try:
+        import datasets  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    except ImportError as error:
+        raise RuntimeError(f"the data set {name} needs the package datasets: pip install datasets") from error
+    rows: Any = datasets.load_dataset(name, config, split=split, streaming=True)
+    return iter(rows)
 
 
 def parse_row(line: bytes) -> Passage:
