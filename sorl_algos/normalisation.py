@@ -22,7 +22,8 @@ from sorl_algos.losses.policy import LossOutput
 class ClipNormaliser:
     """Gathers, over the micro-batches of one optimiser step, how much of the update rests on clipped tokens.
 
-    Call `gather` on each micro-batch before its backward and `scale_gradients` once after the last one.
+    Call `gather` on each micro-batch before its backward and `scale_gradients` once after the last one. At scope
+    "microbatch" of a gradient estimator `gather` returns the factor of the micro-batch, for its policy loss.
     """
 
     def __init__(
@@ -34,11 +35,16 @@ class ClipNormaliser:
         self._sums: Tensor | None = None
         self._excess: list[Tensor] | None = None
 
-    def gather(self, out: LossOutput, logp: Tensor, micro: Batch, reduced_excess: Tensor) -> None:
-        """Adds one micro-batch. ``reduced_excess``: the clip excess reduced like the loss, still on the graph."""
+    def gather(
+        self, out: LossOutput, logp: Tensor, micro: Batch, reduced_loss: Tensor, reduced_excess: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        """Adds one micro-batch; ``reduced_loss`` and ``reduced_excess`` are 0-d and still on the graph.
+
+        Returns (factor, rho) of the micro-batch where the scope is "microbatch", None otherwise.
+        """
         setting = self.algorithm.normalisation
         if setting is None or self.algorithm.scales_loss:
-            return
+            return None
         if isinstance(setting, CoefficientRatio):
             assert micro.old_logp is not None and micro.advantages is not None
             sums = self.algorithm.trigger_sums(
@@ -51,21 +57,27 @@ class ClipNormaliser:
                 clip_high=self.clip_high,
             )
             self._sums = sums if self._sums is None else self._sums + sums
-            return
-        if not bool((out.clip_excess != 0).any()):
-            return  # only micro-batches with clipped tokens pay the second backward
+            return None
+        alone = setting.scope == "microbatch"
+        if not bool((out.clip_excess != 0).any()):  # only micro-batches with clipped tokens pay the second backward
+            return (logp.new_ones(()), logp.new_zeros(())) if alone else None
         gradients = torch.autograd.grad(reduced_excess, self.parameters, retain_graph=True, allow_unused=True)
+        if alone:
+            clipped = torch.autograd.grad(reduced_loss, self.parameters, retain_graph=True, allow_unused=True)
+            norms = [_norm([x for x in found if x is not None]) for found in (gradients, clipped)]
+            return gradient_factor(setting, *norms)
         if self._excess is None:
             self._excess = [torch.zeros_like(parameter) for parameter in self.parameters]
         for total, gradient in zip(self._excess, gradients, strict=True):
             if gradient is not None:
                 total += gradient
+        return None
 
     @torch.no_grad()
     def scale_gradients(self) -> dict[str, Tensor]:
         """Multiplies the accumulated policy gradient by the factor; returns ``factor`` and ``rho`` (0-d)."""
         setting = self.algorithm.normalisation
-        if setting is None or self.algorithm.scales_loss:
+        if setting is None or setting.scope != "minibatch":
             return {}
         if isinstance(setting, CoefficientRatio):
             if self._sums is None:

@@ -275,8 +275,11 @@ def micro_loss(
         )
         loss = algorithm.reduce(out.per_token, micro.loss_mask, micro.turn_ids, counts)
         excess = algorithm.reduce(out.clip_excess, micro.loss_mask, micro.turn_ids, counts)
-        normaliser.gather(out, scores.logp, micro, excess)
-        sums = {**out.metrics, "policy_loss": loss.detach()}
+        sums = {**out.metrics}
+        if (own := normaliser.gather(out, scores.logp, micro, loss, excess)) is not None:
+            loss = loss * own[0]
+            sums |= {"sum_factor": own[0], "factors": torch.ones_like(own[0]), "max_rho": own[1]}
+        sums["policy_loss"] = loss.detach()
         sums |= update_sums(
             scores.logp.detach(), micro, clip_low=config.clip_low, clip_high=config.clip_high
         )
