@@ -186,3 +186,24 @@ def test_only_the_policy_is_scaled(make_model: Any, tmp_path: Path) -> None:
     plain = learner_for(tmp_path, make_model, normalisation="none")
     gradients(plain, batch, [batch])
     same("the critic's gradient is not scaled", scaled, plain.raw_policy.value_head.outer.weight.grad, tolerance=1e-9)
+
+
+@pytest.mark.parametrize("name", ["gradient_norm", "gradient_ratio"])
+def test_gradient_estimators_at_microbatch_scope(name: str, make_model: Any, tmp_path: Path) -> None:
+    """One microbatch is the minibatch; several have a factor each, which depends on the split."""
+    micro = learner_for(tmp_path, make_model, normalisation=name, scope="microbatch")
+    mini = learner_for(tmp_path, make_model, normalisation=name)
+    batch = off_policy(mini)
+    alone, nothing = gradients(micro, batch, [batch])
+    whole, report = gradients(mini, batch, [batch])
+    assert nothing == {} and float(report["factor"]) < 1
+    for got, want in zip(alone, whole, strict=True):
+        same("one microbatch = the minibatch", got, want, tolerance=1e-6)
+    pieces, _ = gradients(micro, batch, list(batch.microbatches(1)))
+    assert max(float((a - b).abs().max()) for a, b in zip(pieces, whole, strict=True)) > 1e-6
+    # the factors are logged as those inside a loss are: their sum, their number, the largest rho
+    counts = counts_of(batch.loss_mask, batch.turn_ids)
+    normaliser = ClipNormaliser(micro.algorithm, list(micro.raw_policy.lm.parameters()), clip_low=0.2, clip_high=0.2)
+    _, sums = micro_loss(micro, batch, counts, normaliser, only_critic=False)
+    assert float(sums["factors"]) == 1 and float(sums["sum_factor"]) == pytest.approx(float(report["factor"]), rel=1e-5)
+    assert float(sums["max_rho"]) == pytest.approx(float(report["rho"]), rel=1e-5)
