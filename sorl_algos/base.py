@@ -37,12 +37,12 @@ class BaseConfig:
     layers: int = 4
     heads: int = 6
     intermediate_size: int = 512
-    pretrain_steps: int = 2400
+    pretrain_steps: int = 4000
     pretrain_lr: float = 2e-3
     warm_steps: int = 250
     warm_lr: float = 4e-4
     batch_sequences: int = 24
-    good_query: float = 0.55
+    good_query: float = 0.62
     good_answer: float = 0.42
     guess: float = 0.1
     max_searches: int = 3

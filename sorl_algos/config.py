@@ -66,7 +66,7 @@ class TrainConfig:
     """Coefficient of the k3 KL to the reference in the loss."""
 
     # Optimisation
-    lr: float = 1e-4
+    lr: float = 2e-4
     critic_lr: float = 5e-4
     lr_warmup_updates: int = 2
     weight_decay: float = 0.0
@@ -80,7 +80,7 @@ class TrainConfig:
     """First updates in which only the critic learns."""
 
     # Loop
-    updates: int = 40
+    updates: int = 100
     eval_every: int = 10
     eval_limit: int = 128
     """Dev questions scored during training; 0 switches that off."""
