@@ -42,6 +42,9 @@ case "$seed" in "" | *[!0-9]*) fail "--seed must be a whole number, got '$seed'"
 case "$algorithm" in "" | *[!a-z_]*) fail "--algorithm must be a name such as so_ppo, got '$algorithm'" ;; esac
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)"
+# Checked before anything is downloaded: the rows of the table, read off its file.
+rows="$(sed -n 's/^    "\([a-z_]*\)": Algorithm(.*/\1/p; s/^ALIASES = {"\([a-z_]*\)".*/\1/p' "$here/../sorl_algos/algorithms.py")"
+printf '%s\n' $rows | grep -qx "$algorithm" || fail "unknown algorithm '$algorithm'; known: $(echo $rows)"
 bash "$here/install.sh" retrieval train
 cd "$here/.."
 export KMP_BLOCKTIME=0 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from sorl_algos.algorithms import Algorithm, algorithm
+from sorl_algos.algorithms import AdvantageName, Algorithm, algorithm
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class TrainConfig:
 
     # Algorithm: a row of the table, and overrides of its columns (None: the row's own)
     algorithm: str = "so_ppo"
-    advantages: Literal["gae", "turn_gae", "group", "group_unscaled", "leave_one_out", "reward_to_go", "search_r1_legacy"] | None = None
+    advantages: AdvantageName | None = None
     level: Literal["token", "turn", "sequence"] | None = None
     normalisation: Literal["none", "coefficient_ratio", "gradient_norm", "gradient_ratio"] | None = None
     threshold: float | None = None
