@@ -54,6 +54,8 @@ TABLE = Table(
         "huggingface_hub": ("retrieval_index/prebuilt.py",),
         "datasets": ("retrieval_index/corpus.py", "sorl_env/hub.py"),
         "rich": ("sorl_env/console.py",),
+        "gem": ("sorl_env/adapters/gem.py",),
+        "skyrl_gym": ("sorl_env/adapters/skyrl_gym.py",),
         "math_verify": ("sorl_env/math_worker.py",),
         "transformers": (
             "sorl_algos/models.py",
