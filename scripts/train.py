@@ -83,6 +83,12 @@ def checked(make: Callable[[], Any]) -> Any:
         fail(" ".join(str(error).split()))
 
 
+def stopped() -> NoReturn:
+    """What an interrupted run says, and the exit status of Ctrl-C."""
+    print("interrupted; the same command goes on from the last checkpoint")
+    raise SystemExit(130)
+
+
 def main() -> None:
     os.environ.setdefault("KMP_BLOCKTIME", "0")  # threads that wait must not spin while others work
     config, dry = checked(lambda: parse(sys.argv[1:]))
@@ -114,7 +120,10 @@ def main() -> None:
                 progress=progress,
             )
         )
-        summary = run.execute()
+        try:
+            summary = run.execute()
+        except KeyboardInterrupt:  # between updates there is nothing to save that is not saved
+            stopped()
     if summary["updates_run"] == 0 and summary["finished"]:
         print(f"all {config.updates} updates of {config.run_dir} were done already; raise --updates to go on")
     else:
@@ -127,8 +136,7 @@ def main() -> None:
     report = write_report(config.run_dir, config.run_dir / "report.html")
     print(f"report: {report}")
     if not summary["finished"] and config.stop_after_minutes is None:
-        print("interrupted and saved; the same command goes on from here")
-        raise SystemExit(130)
+        stopped()
 
 
 if __name__ == "__main__":
