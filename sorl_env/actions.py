@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 STOP_STRINGS = ("</search>", "</answer>")
@@ -85,25 +86,32 @@ class Parsed:
     after: str
 
 
-def elements(text: str) -> Iterator[Element]:
+def elements(text: str) -> Sequence[Element]:
     """All complete ``<search>`` and ``<answer>`` elements that are not hidden, from left to right."""
+    return _elements(text) if type(text) is str else _elements(str(text))
+
+
+@lru_cache(maxsize=256)  # a turn is read for its action and again for its reward
+def _elements(text: str) -> tuple[Element, ...]:
     hiding: str | None = None
     opened: re.Match[str] | None = None
+    found = []
     for tag in _TAG.finditer(text):
-        closing, name = tag.group(1) == "/", tag.group(2)
+        slash, name = tag.groups()
         if hiding is not None:
-            if closing and name == hiding:
+            if slash and name == hiding:
                 hiding = None
         elif name in _HIDING:
             opened = None
-            if not closing:
+            if not slash:
                 hiding = name
-        elif not closing:
+        elif not slash:
             opened = tag
         else:
             if opened is not None and opened.group(2) == name:
-                yield Element(name, text[opened.end() : tag.start()], opened.start(), tag.end())
+                found.append(Element(name, text[opened.end() : tag.start()], opened.start(), tag.end()))
             opened = None
+    return tuple(found)
 
 
 def parse(text: str, *, max_query_chars: int = MAX_QUERY_CHARS) -> Action:
@@ -115,9 +123,10 @@ def parse_parts(text: str, *, max_query_chars: int = MAX_QUERY_CHARS) -> Parsed:
     """Like ``parse``, with the text before and after the action."""
     if isinstance(text, CutText):
         return Parsed(Invalid("the turn was cut at the length limit"), str(text), "")
-    element = next(elements(text), None)
-    if element is None:
+    found = elements(text)
+    if not found:
         return Parsed(Invalid(_what_is_missing(text)), text, "")
+    element = found[0]
     action: Action
     if is_blank(element.content):
         action = Invalid("the query is empty" if element.name == "search" else "the answer is empty")
@@ -137,7 +146,7 @@ def answer_of(action_texts: Sequence[str]) -> str | None:
     for text in reversed(action_texts):
         if isinstance(text, CutText):
             continue
-        found = list(elements(text))
+        found = elements(text)
         if found and found[0].name == "answer":
             last = [element for element in found if element.name == "answer"][-1]
             return None if is_blank(last.content) else last.content.strip()

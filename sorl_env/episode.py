@@ -220,7 +220,7 @@ class Episode:
             if self.rules.tell_budget:
                 observation += budget_note(self.turns_left - 1, left)
         elif not error:
-            said = tuple(self._dialect.tagged(text) for text in self.action_texts)
+            said = tuple(map(self._dialect.tagged, self.action_texts))
             reward += checked_reward(self.reward_fn, said, self.question)
             scores = answer_scores(said, self.question)
         self.observations.append(observation)

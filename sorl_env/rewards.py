@@ -11,13 +11,14 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol, TypeAlias
 
 from sorl_env.actions import answer_of, is_blank
 from sorl_env.choices import choice_of, gold_of, options_of
 from sorl_env.judge import llm_judge
 from sorl_env.legacy import mirage_legacy, search_r1_legacy
-from sorl_env.normalize import answer_tokens, normalize_answer
+from sorl_env.normalize import normalize_answer
 from sorl_env.questions import Question
 
 __all__ = [
@@ -85,11 +86,7 @@ def answer_scores(action_texts: Sequence[str], question: Question) -> dict[str, 
     an answer was given that chooses no option); for one of kind "math" exact_match is mathematical equality.
     """
     answer = answer_of(action_texts)
-    scores = {
-        "exact_match": _best_of(exact_match_score, answer, question),
-        "f1": _best_of(token_f1_score, answer, question),
-        "contains": _best_of(contains_score, answer, question),
-    }
+    scores = _text_scores(answer, question.answers)
     if question.kind == "choice":
         chosen = None if answer is None else choice_of(answer, options_of(question))
         scores["choice_accuracy"] = float(chosen == gold_of(question))
@@ -99,25 +96,54 @@ def answer_scores(action_texts: Sequence[str], question: Question) -> dict[str, 
     return scores
 
 
+def _text_scores(answer: str | None, golds: Sequence[str]) -> dict[str, float]:
+    """The three scores that compare texts, best over the gold answers; the answer is normalised once."""
+    predicted = "" if answer is None else normalize_answer(answer)
+    f1 = inside = 0.0
+    for gold in golds if predicted else ():
+        wanted = _normal_gold(gold)
+        if predicted == wanted:
+            return {"exact_match": 1.0, "f1": 1.0, "contains": 1.0}
+        f1, inside = max(f1, _f1(predicted, wanted)), max(inside, _contains(wanted, predicted))
+    return {"exact_match": 0.0, "f1": f1, "contains": inside}
+
+
+_FEW_WORDS = 16
+_normal_gold = lru_cache(maxsize=65_536)(normalize_answer)  # gold answers come again with every episode of a question
+
+
 def exact_match_score(prediction: str, gold: str) -> float:
     """Equality after ``normalize_answer``; an empty prediction equals nothing."""
     normalized = normalize_answer(prediction)
-    return float(bool(normalized) and normalized == normalize_answer(gold))
+    return float(bool(normalized) and normalized == _normal_gold(gold))
 
 
 def token_f1_score(prediction: str, gold: str) -> float:
     """Harmonic mean of precision and recall over the multisets of normalised words (SQuAD's F1)."""
-    predicted, wanted = Counter(answer_tokens(prediction)), Counter(answer_tokens(gold))
-    common = (predicted & wanted).total()
-    return 2.0 * common / (predicted.total() + wanted.total()) if common else 0.0
+    return _f1(normalize_answer(prediction), _normal_gold(gold))
+
+
+def _f1(predicted: str, wanted: str) -> float:
+    words, gold_words = predicted.split(), wanted.split()
+    shared = set(words).intersection(gold_words)
+    if not shared:
+        return 0.0
+    if len(words) <= _FEW_WORDS >= len(gold_words):  # nearly always, and several times faster than counters
+        common = sum(min(words.count(word), gold_words.count(word)) for word in shared)
+    else:
+        common = (Counter(words) & Counter(gold_words)).total()
+    return 2.0 * common / (len(words) + len(gold_words))
 
 
 def contains_score(prediction: str, gold: str) -> float:
     """Whether the normalised gold stands in the normalised prediction, from word limit to word limit."""
-    inside, outside = normalize_answer(gold), normalize_answer(prediction)
+    return _contains(_normal_gold(gold), normalize_answer(prediction))
+
+
+def _contains(inside: str, outside: str) -> float:
     if not inside:
         return 0.0
-    if any(ord(char) >= 0x2E80 for char in inside):
+    if not inside.isascii() and any(ord(char) >= 0x2E80 for char in inside):
         return float(inside in outside)  # scripts of East Asia put no blanks between words
     return float(f" {inside} " in f" {outside} ")
 

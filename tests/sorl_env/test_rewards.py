@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -195,3 +197,14 @@ def test_a_reward_must_be_finite() -> None:
 
     with pytest.raises(ValueError, match="broken gave nan for question 'q'"):
         checked_reward(broken, ["x"], LISBON)
+
+
+def test_the_short_way_of_f1_is_the_long_one() -> None:
+    # both ways against the definition: 2 |common| / (|a| + |b|) over multisets
+    rng = random.Random(0)
+    for size in (3, 40):
+        for _ in range(100):
+            one, other = ([rng.choice("bcdefgh") for _ in range(rng.randint(1, size))] for _ in range(2))
+            common = sum(min(one.count(word), other.count(word)) for word in set(one))
+            expected = 2 * common / (len(one) + len(other))
+            assert token_f1_score(" ".join(one), " ".join(other)) == pytest.approx(expected)
