@@ -26,8 +26,9 @@ from sorl_env.trajectory import Trajectory, Turn, from_row, to_row
 PIECES = [
     *(f"<{slash}{name}>" for name in ("think", "search", "answer", "information") for slash in ("", "/")),
     "<tool_call>", "</tool_call>", "<tool_response>", '{"name": "search", "arguments": {"query_list": ["x"]}}',
-    "\\boxed{", "}", "<|im_end|>", "[INST]", "<", ">", "＜answer＞", "\u200b", "\u2028", "\x00", "\ud83d", "é", "\u0301", "北京",
-    "🧪", "A", "(B)", "the answer is ", "1,234", "1/0", "-0.5", "a the an", " ", "\n", "Doc 1(Title: x)",
+    "\\boxed{", "}", "<|im_end|>", "[INST]", "<", ">", "＜answer＞", "\u200b", "\u2028", "\x00", "\ud83d", "é",
+    "\u0301", "北京", "🧪", "A", "(B)", "the answer is ", "1,234", "1/0", "-0.5", "a the an", " ",
+    "\n", "Doc 1(Title: x)",
 ]  # fmt: skip
 QUESTION = Question("q", "?", ("gold",), "choice", {"options": {"A": "gold", "B": "1.5"}})
 Rule = Callable[[str, random.Random], None]
