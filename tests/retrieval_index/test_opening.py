@@ -67,7 +67,7 @@ def test_the_manifest_of_something_else_is_refused(index: Path, text: str) -> No
     ("changes", "says"),
     [
         ({"format": 2}, "format 2, this version reads up to 1"),
-        ({"kind": "dense"}, "unknown kind 'dense'"),
+        ({"kind": "magic"}, "unknown kind 'magic'"),
         ({"parameters": {"k1": 1, "magic": 2}}, "magic"),
         ({"passages": 5}, r"stores 4 passages, its manifest says 5"),
         ({"passages": None}, "damaged"),
