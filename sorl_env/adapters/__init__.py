@@ -4,5 +4,6 @@
 |---|---|---|
 | ``trl`` | TRL's ``GRPOTrainer(environment_factory=…)`` | nothing of TRL |
 | ``gem`` | GEM's ``Env`` | gem-llm |
+| ``verifiers`` | verifiers' ``Taskset`` and ``Env`` | verifiers 0.4 |
 | ``skyrl_gym`` | SkyRL-gym's ``BaseTextEnv`` | skyrl-gym |
 """

@@ -55,6 +55,7 @@ TABLE = Table(
         "datasets": ("retrieval_index/corpus.py", "sorl_env/hub.py"),
         "rich": ("sorl_env/console.py",),
         "gem": ("sorl_env/adapters/gem.py",),
+        "verifiers": ("sorl_env/adapters/verifiers.py",),
         "skyrl_gym": ("sorl_env/adapters/skyrl_gym.py",),
         "math_verify": ("sorl_env/math_worker.py",),
         "transformers": (

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from retrieval_index.types import Passage
 from sorl_env.adapters.play import Player
 from sorl_env.adapters.trl import OVER, environment_factory, trl_rows
+from sorl_env.question_sets import write_questions
 from sorl_env.questions import Question, QuestionSet
 from tests.fakes import FakeRetriever
 
@@ -132,6 +135,68 @@ def test_gem_makes_and_plays_it() -> None:
     for one in (env, again):
         _, reward, terminated, _, info = one.step(f"<answer>City {number}</answer>")
         assert (reward, terminated, info["stop"]) == (1.0, True, "answered")
+
+
+# --- verifiers ----------------------------------------------------------------------------------------------
+
+
+class Interaction:
+    """verifiers' exchange with an agent, which says what it was told to."""
+
+    def __init__(self, replies: list[str]) -> None:
+        self.replies, self.heard = list(replies), []
+        self.trace = SimpleNamespace(rewards={}, metrics={}, info={})
+        self.trace.record_reward = lambda name, value, weight: self.trace.rewards.update({name: value * weight})
+        self.trace.record_metric = lambda name, value: self.trace.metrics.update({name: value})
+
+    async def turn(self, message: str | None = None) -> Any:
+        self.heard.append(message)
+        if not self.replies:
+            return SimpleNamespace(terminated=True)
+        return SimpleNamespace(terminated=False, last_reply=self.replies.pop(0))
+
+    async def __aenter__(self) -> Interaction:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        return None
+
+
+def failing() -> FakeRetriever:
+    return FakeRetriever(fails=True)
+
+
+def finding() -> FakeRetriever:
+    return FakeRetriever(passages=PASSAGES)
+
+
+@needs("verifiers")
+def test_verifiers_loads_and_plays_it(tmp_path: Path) -> None:
+    adapter = importlib.import_module("sorl_env.adapters.verifiers")
+    vf = importlib.import_module("verifiers.v1")
+    write_questions(tmp_path / "q.jsonl", QUESTIONS, name="q")
+    taskset = adapter.SearchQATaskset(adapter.SearchQAConfig(questions=str(tmp_path / "q.jsonl"), prompt="short"))
+    tasks = list(taskset)
+    assert isinstance(taskset, vf.Taskset) and issubclass(adapter.SearchQAEnv, vf.Env)
+    assert [task.data.id for task in tasks] == list(QUESTIONS.ids)
+    assert tasks[1].data.prompt == "Question: Capital of land 1?\n"
+    assert adapter.question_of(tasks[1].data) == QUESTIONS[1]
+
+    def run(retriever: str, replies: list[str]) -> Interaction:
+        env = object.__new__(adapter.SearchQAEnv)  # its constructor wants an installed module and a model
+        env.config = adapter.SearchQAEnvConfig(retriever=f"{__name__}:{retriever}", top_k=1)
+        interaction = Interaction(replies)
+        agents = SimpleNamespace(player=SimpleNamespace(interaction=lambda task: interaction))
+        asyncio.run(env.run(tasks[1], agents))
+        return interaction
+
+    played = run("finding", ["<search>land 1</search>", "<answer>City 1</answer>", "never heard"])
+    assert played.heard[0] is None and "land 1 has City 1" in played.heard[1] and len(played.heard) == 2
+    assert played.trace.rewards == {"reward": 1.0} and played.trace.metrics == {"searches": 1.0}
+    assert played.trace.info == {"stop": "answered"}
+    assert run("finding", []).trace.rewards == {"reward": 0.0}
+    with pytest.raises(RuntimeError, match="the search failed"):
+        run("failing", ["<search>land 1</search>"])
 
 
 # --- SkyRL-gym ----------------------------------------------------------------------------------------------
