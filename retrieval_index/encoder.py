@@ -86,6 +86,7 @@ def _bge(size: str) -> EncoderSpec:
 # As the models' own cards say.
 ENCODERS: dict[str, EncoderSpec] = {
     "minilm": EncoderSpec("sentence-transformers/all-MiniLM-L6-v2", query_tokens=256, passage_tokens=256),
+    "e5-small": _e5("small"),
     "e5-base": _e5("base"),
     "e5-large": _e5("large"),
     "bge-small": _bge("small"),

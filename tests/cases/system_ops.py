@@ -13,6 +13,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from torch import Tensor, nn
 from retrieval_index import BM25Parameters, Passage, RetrievalError, RetrieverClient, build_bm25, open_index
 from retrieval_index.bm25 import BM25Index
 from retrieval_index.corpus import read_corpus
+from retrieval_index.dense_plan import DenseParameters, largest_nlist, pq_trainable, settle
+from retrieval_index.encoder import encoder_spec
 from retrieval_index.types import Hit
 from retrieval_index.wire import render_answer
 from sorl_algos.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
@@ -36,10 +39,12 @@ from sorl_algos.trainer import Learner, make_learner, train
 from sorl_env.questions import Question, QuestionSet
 from tests.cases.judge import Raised
 from tests.cases.toys import vocabulary_tokenizer
+from tests.retrieval_index.encoders import HashingEncoder
 from tests.sorl_algos.small_game import QUESTIONS, ReplaySource, made_up, make_env
 from tests.sorl_algos.small_game import small_config as config_in
 
 Given = Mapping[str, Any]
+FAMILIES = {"e5": "intfloat/e5-small-v2", "bge": "BAAI/bge-small-en-v1.5"}
 PLAIN = BM25Parameters(stop_words="none", tokens="whitespace")
 
 
@@ -47,16 +52,61 @@ PLAIN = BM25Parameters(stop_words="none", tokens="whitespace")
 
 
 def search(given: Given) -> Any:
-    if set(given.get("backends", [given.get("backend")])) - {"bm25"}:
-        return _with_dense(given)
-    index = BM25Index.from_passages(_passages(given["corpus"]), PLAIN)
-    [hits] = index.search([given["query"]], given["top_k"])
-    ids = [hit.passage.id for hit in hits]
-    return {"hits": ids, "n_results": len(ids), "unique_ids": len(set(ids)) == len(ids), "no_exception": True}
+    """All backends that the case names must give as many hits; None where one is not installed."""
+    found = []
+    for backend in given.get("backends", [given.get("backend")]):
+        index = _index(backend, _passages(given["corpus"]))
+        if index is None:
+            return None
+        [hits] = index.search([given["query"]], given["top_k"])
+        found.append([hit.passage.id for hit in hits])
+    ids = found[0]
+    assert all(len(own) == len(ids) for own in found), found
+    return {
+        "hits": ids,
+        "n_results": len(ids),
+        "unique_ids": all(len(set(own)) == len(own) for own in found),
+        "no_exception": True,
+    }
 
 
-def _with_dense(given: Given) -> Any:
-    return None  # dense indexes are not part of the product yet
+def _index(backend: str, passages: list[Passage]) -> Any:
+    if backend == "bm25":
+        return BM25Index.from_passages(passages, PLAIN)
+    if backend != "dense-flat" or find_spec("faiss") is None:
+        return None
+    from retrieval_index.dense import DenseIndex
+
+    return DenseIndex.from_passages(passages, HashingEncoder(), DenseParameters("flat"))
+
+
+def build_ivf(given: Given) -> Any:
+    """The plan of an index, made before a passage is encoded."""
+    try:
+        plan = settle(DenseParameters(nlist=given["nlist"]), given["n_vectors"], 64)
+    except ValueError as error:
+        named = all(re.search(rf"\b{given[name]}\b", str(error)) for name in ("n_vectors", "nlist"))
+        return Raised(error).facts() | {"raises": named}
+    return {"index": plan.index_type, "nlist": plan.nlist}
+
+
+def ivf_limits(given: Given) -> Any:
+    answers: list[Any] = []
+    for case in given["cases"]:
+        if case["ask"] == "trainable":
+            answers.append(pq_trainable(case["n_vectors"], case["pq_nbits"]))
+        else:
+            answers.append(largest_nlist(case["n_vectors"], case["points_per_list"]))
+    return {"answers": answers}
+
+
+def encoder_inputs(given: Given) -> Any:
+    """What an encoder of this family is given, by the specification of its smallest published model."""
+    spec = encoder_spec(FAMILIES[given["model_family"]])
+    return {
+        "query_text": spec.query_text(given["query"]),
+        "passage_text": spec.passage_text(Passage("p", "", given["passage"])),
+    }
 
 
 def bm25(given: Given) -> Any:
@@ -382,6 +432,9 @@ def run_and_extend(given: Given) -> Any:
 
 SYSTEM_OPS: dict[str, Callable[[Given], Any]] = {
     "search": search,
+    "build_ivf": build_ivf,
+    "ivf_limits": ivf_limits,
+    "encoder_inputs": encoder_inputs,
     "bm25": bm25,
     "open_index": open_out_of_step,
     "kill_build": kill_build,
