@@ -86,9 +86,9 @@ def _bge(size: str) -> EncoderSpec:
 # As the models' own cards say.
 ENCODERS: dict[str, EncoderSpec] = {
     "minilm": EncoderSpec("sentence-transformers/all-MiniLM-L6-v2", query_tokens=256, passage_tokens=256),
-    "e5-small": _e5("small"),
     "e5-base": _e5("base"),
     "e5-large": _e5("large"),
+    "e5-small": _e5("small"),
     "bge-small": _bge("small"),
     "bge-base": _bge("base"),
     "bge-large": _bge("large"),
