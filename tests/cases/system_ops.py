@@ -45,6 +45,7 @@ from tests.sorl_algos.small_game import small_config as config_in
 
 Given = Mapping[str, Any]
 FAMILIES = {"e5": "intfloat/e5-small-v2", "bge": "BAAI/bge-small-en-v1.5"}
+_RUNS = tempfile.TemporaryDirectory(prefix="sorl-cases-")  # gone when the process ends
 PLAIN = BM25Parameters(stop_words="none", tokens="whitespace")
 
 
@@ -254,8 +255,7 @@ def _fickle_server(replies: list[str]) -> Iterator[tuple[str, _Attempts]]:
 
 
 def small_config(**changes: Any) -> TrainConfig:
-    folder = Path(tempfile.mkdtemp(prefix="sorl-case-"))
-    return config_in(folder, **changes)
+    return config_in(Path(tempfile.mkdtemp(dir=_RUNS.name)), **changes)
 
 
 def learner_of(config: TrainConfig, seed: int = 0) -> Learner:
