@@ -52,11 +52,11 @@ class ServerSettings:
     token: str | None = None
 
 
-def index_opener(path: str | os.PathLike[str], *, verify: bool = False, backend: str = "auto") -> OpenIndex:
-    """How the server opens a directory: one search warms it up before it is said to be ready."""
+def index_opener(path: str | os.PathLike[str], *, verify: bool = False, **options: Any) -> OpenIndex:
+    """How the server opens a directory, with `OpenOptions`: one search warms it up before it is ready."""
 
     def open_it() -> tuple[Retriever, dict[str, Any]]:
-        retriever = open_index(path, verify=verify, backend=backend)
+        retriever = open_index(path, verify=verify, **options)
         retriever.search(["warm up"], 1)
         return retriever, index_info(path)
 

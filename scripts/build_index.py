@@ -1,7 +1,9 @@
-"""Build a BM25 index of a corpus: streamed, resumable, atomic.
+"""Build an index of a corpus: streamed, resumable, atomic.
 
     python scripts/build_index.py world --output indexes/world
+    python scripts/build_index.py wiki18-e5 --output indexes/wiki18-e5 --dry-run
     python scripts/build_index.py part1.jsonl.gz part2.jsonl.gz --output indexes/wiki --preset stemmed
+    python scripts/build_index.py corpus.jsonl --output indexes/dense --kind dense --encoder minilm
 
 Run it again after an interruption and it goes on; run it again after success and it says so.
 """
@@ -9,38 +11,33 @@ Run it again after an interruption and it goes on; run it again after success an
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
+from index_console import BuildBars, describe, result_line
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from retrieval_index import open_index
-from retrieval_index.analysis import PRESETS, BM25Parameters
-from retrieval_index.estimate import estimate_build
-
-REPOSITORY = Path(__file__).resolve().parents[1]
-CORPORA = {"world": REPOSITORY / "sorl_env" / "world" / "corpus.jsonl.gz"}
-STAGES = {
-    "hash": "hashing the corpus",
-    "read": "reading and counting terms",
-    "score": "scoring",
-    "check": "hashing the index",
-}
+from retrieval_index.builds import Wanted, carry_out, estimate, make_plan
+from retrieval_index.dense_plan import DenseParameters
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """Build a BM25 index of one corpus file or several."""
+    """Build an index of one corpus file or several, or by a recipe."""
 
     corpus: tyro.conf.Positional[tuple[str, ...]]
-    """Corpus files (.jsonl, .jsonl.gz, .jsonl.zst) in order, or the name of a bundled corpus: world."""
+    """A recipe (world, wiki18-bm25, wiki18-lucene, wiki18-e5, pubmed-bm25, pubmed-medcpt, textbooks), and after it
+    or alone: corpus files (.jsonl, .gz, .zst, .parquet), psgs_w100.tsv, NLM's pubmed*.xml.gz or a folder of them,
+    datasets:NAME[:CONFIG[:SPLIT]] or articles:NAME[:CONFIG[:SPLIT]]. Files take the place of a recipe's own."""
     output: Path
-    """Directory of the index."""
-    preset: Literal["default", "stemmed", "lucene-parity"] = "default"
-    """Parameters to start from; the options below change single ones."""
+    """Directory of the index; what is fetched or converted goes to the same name with .corpus."""
+    kind: Literal["bm25", "dense", "lucene"] | None = None
+    """bm25 (the default), dense or lucene."""
+    preset: Literal["default", "stemmed", "lucene-parity"] | None = None
+    """BM25: parameters to start from; the options below change single ones."""
     k1: float | None = None
     """How fast repeated terms stop counting (0 or more)."""
     b: float | None = None
@@ -51,78 +48,51 @@ class Arguments:
     """Words left out."""
     tokens: Literal["words", "lucene", "whitespace"] | None = None
     """How text is cut: two or more word characters, Lucene's word boundaries, or white space."""
-    shard_rows: int = 50_000
-    """Passages held in memory at once."""
+    encoder: str | None = None
+    """Dense: minilm, e5-base, e5-large, bge-base, contriever, medcpt ..., a hub name or a directory."""
+    index_type: Literal["auto", "flat", "fp16", "hnsw", "ivf-pq"] = "auto"
+    """Dense: exact, exact in 16 bits, a graph, compressed; auto goes by the number of passages."""
+    nlist: int | None = None
+    """Dense, ivf-pq: number of lists."""
+    processes: int = 0
+    """Dense: processes that encode, one a GPU where there are GPUs; 0: one for each GPU if there are several."""
+    shard_rows: int | None = None
+    """Passages between two points from which an interrupted build goes on (dense 10,000, others 50,000)."""
+    download: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Take the ready-made index of the recipe from the hub instead of building one."""
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print the estimate of time, disk and memory, and stop."""
     verify: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Compare every file's SHA-256 and the number of rows with the manifest at the end."""
 
-    def parameters(self) -> BM25Parameters:
+    def wanted(self) -> Wanted:
+        """The same as the library has it."""
         names = ("k1", "b", "stemmer", "stop_words", "tokens")
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        return replace(PRESETS[self.preset], **given)
+        return Wanted(
+            self.corpus,
+            self.output,
+            kind=self.kind or "",
+            preset=self.preset or "",
+            changes={name: getattr(self, name) for name in names if getattr(self, name) is not None},
+            encoder=self.encoder or "",
+            dense=DenseParameters(self.index_type, nlist=self.nlist),
+            processes=self.processes,
+            shard_rows=self.shard_rows,
+            download=self.download,
+        )
 
 
 def run(arguments: Arguments, console: Console) -> None:
-    from retrieval_index.build import build_bm25
-    from retrieval_index.staging import check_output
-
-    paths = [CORPORA.get(name, Path(name)) for name in arguments.corpus]
-    parameters = arguments.parameters()
-    check_output(arguments.output)
-    guess = estimate_build(paths, parameters, shard_rows=arguments.shard_rows)
-    building = guess.index_bytes + guess.scratch_bytes
-    console.print(
-        f"{'' if guess.exact else 'about '}{guess.passages:,} passages: about {_duration(guess.seconds)},"
-        f" {_size(guess.index_bytes)} of disk ({_size(building)} while building),"
-        f" {_size(guess.memory_bytes)} of memory"
-    )
+    plan = make_plan(arguments.wanted())
+    guess = estimate(plan)
+    console.print(describe(guess) if guess else "no estimate: the corpus is not here, or the encoder's size is unknown")
     if arguments.dry_run:
         return
-    with Progress(
-        TextColumn("{task.description:27}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-    ) as bars:
-        tasks: dict[str, TaskID] = {}
-
-        def show(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(STAGES[stage])
-            bars.update(tasks[stage], completed=done, total=total)
-
-        result = build_bm25(
-            paths, arguments.output, parameters=parameters, progress=show, shard_rows=arguments.shard_rows
-        )
+    with BuildBars(console, plan.kind) as bars:
+        result, paths = carry_out(plan, tell=console.print, progress=bars.show)
     if arguments.verify:
         open_index(result.path, verify=True, corpus=paths)
-    what = "was there already, for the same corpus and parameters" if result.reused else "is ready"
-    taken = f", {result.resumed_shards} shards taken over from an interrupted build" if result.resumed_shards else ""
-    checked = ", all hashes and rows verified" if arguments.verify else ""
-    console.print(
-        f"{result.path} {what}: {result.manifest.passages:,} passages, {result.seconds:.1f} s{taken}{checked}"
-    )
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit != "GB" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
-def _duration(seconds: float) -> str:
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 120
-        else f"{seconds / 60:.0f} min"
-        if seconds < 7200
-        else f"{seconds / 3600:.1f} h"
-    )
+    console.print(result_line(result, verified=arguments.verify))
 
 
 def main() -> int:
@@ -130,11 +100,11 @@ def main() -> int:
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     try:
         run(arguments, console)
-    except (ValueError, OSError, RuntimeError) as error:
-        print(f"build_index: {error}", file=sys.stderr)
-        return 2
     except ModuleNotFoundError as error:
         print(f"build_index: {error.name} is not installed; pip install 'sorl[retrieval]'", file=sys.stderr)
+        return 2
+    except (ValueError, OSError, RuntimeError) as error:
+        print(f"build_index: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("build_index: stopped; run the same command again to go on", file=sys.stderr)

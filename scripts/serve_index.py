@@ -34,6 +34,16 @@ class Arguments:
     port: int = 8000
     backend: Literal["auto", "numpy", "numba"] = "auto"
     """How BM25 is searched."""
+    device: Literal["auto", "cpu", "gpu"] = "auto"
+    """Dense: where FAISS searches."""
+    encoder_device: str | None = None
+    """Dense and re-ranking: where the model runs, cpu or cuda:0; a GPU by default where there is one."""
+    nprobe: int | None = None
+    """Dense, ivf-pq: lists looked at."""
+    ef_search: int | None = None
+    """Dense, hnsw: how widely the graph is searched."""
+    threads: int = 1
+    """Lucene: searches side by side."""
     batch_queries: int = 256
     """Queries searched together at most."""
     pending_queries: int = 8192
@@ -67,7 +77,16 @@ def run(arguments: Arguments) -> int:
         cache_entries=arguments.cache_entries,
         token=token,
     )
-    opener = index_opener(arguments.index, verify=arguments.verify, backend=arguments.backend)
+    opener = index_opener(
+        arguments.index,
+        verify=arguments.verify,
+        backend=arguments.backend,
+        device=arguments.device,
+        encoder_device=arguments.encoder_device,
+        nprobe=arguments.nprobe,
+        ef_search=arguments.ef_search,
+        threads=arguments.threads,
+    )
     logging.info(
         "%s: %s passages, http://%s:%d/retrieve",
         arguments.index,
