@@ -80,7 +80,7 @@ class TrainConfig:
     """First updates in which only the critic learns."""
 
     # Loop
-    updates: int = 100
+    updates: int = 80
     eval_every: int = 10
     eval_limit: int = 128
     """Dev questions scored during training; 0 switches that off."""
