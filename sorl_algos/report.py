@@ -218,7 +218,9 @@ def _trajectories(runs: Sequence[Named]) -> Html:
         tag("span", "turn 3", class_="key t2"),
         " what the policy wrote, one colour a turn; ",
         tag("span", "grey", class_="key masked"),
-        " what it read: masked, no gradient flows through it. Ratio and advantage are those of the turn.",
+        " what it read: masked, no gradient flows through it. The ratio is the turn's probability under the trained"
+        " policy against the starting one (length-normalised): above 1, training made it likelier. The advantage is the"
+        " turn's mean by the trained critic.",
         class_="lead",
     )
     return tag(

@@ -213,7 +213,8 @@ class Run:
 
     def _write_trajectories(self, stage: str, chosen: EvalSet) -> None:
         """Ten sampled (not greedy) episodes of the first set, the same questions before and after."""
-        questions = list(chosen.questions)[:SHOWN_TRAJECTORIES]
+        questions = list(chosen.questions)
+        questions = questions[:: max(1, len(questions) // SHOWN_TRAJECTORIES)][:SHOWN_TRAJECTORIES]
         result = self._evaluate(replace(chosen, name="shown"), questions, temperature=self.config.temperature)
         lines = [
             json.dumps(_shown(trajectory, question), ensure_ascii=True)

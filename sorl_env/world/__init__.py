@@ -52,9 +52,7 @@ def _corpus() -> tuple[tuple[Passage, ...], frozenset[str]]:
 def _questions() -> dict[str, QuestionSet]:
     parts: dict[str, list[Question]] = {split: [] for split in SPLITS}
     for row in _rows(QUESTIONS_PATH):
-        question = Question(
-            row["id"], row["question"], tuple(row["golden_answers"]), row["kind"], row["metadata"]
-        )
+        question = Question(row["id"], row["question"], tuple(row["golden_answers"]), row["kind"], row["metadata"])
         parts[row["split"]].append(question)
     return {split: QuestionSet(part, f"world/{split}") for split, part in parts.items()}
 

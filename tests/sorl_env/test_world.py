@@ -214,9 +214,7 @@ def test_questions_do_not_say_their_answer(questions: list[tuple[str, Question]]
     assert len(given) <= 0.005 * len(questions), given
 
 
-def test_later_hops_need_the_earlier_ones(
-    questions: list[tuple[str, Question]], passages: dict[str, Passage]
-) -> None:
+def test_later_hops_need_the_earlier_ones(questions: list[tuple[str, Question]], passages: dict[str, Passage]) -> None:
     for _, question in questions:
         meta = question.metadata
         for passage_id in meta["supporting_ids"][:-1]:
@@ -372,9 +370,7 @@ def test_a_fresh_build_equals_the_committed_files() -> None:
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
         if importlib.metadata.version(package) != version:
-            pytest.skip(
-                f"{package} {version} made the files, {importlib.metadata.version(package)} is installed"
-            )
+            pytest.skip(f"{package} {version} made the files, {importlib.metadata.version(package)} is installed")
     command = [sys.executable, str(ROOT / "scripts" / "make_world.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
