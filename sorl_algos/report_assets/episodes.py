@@ -185,7 +185,8 @@ def _badges(turn: ShownTurn, clip: tuple[float, float] | None) -> list[Html]:
                 "span",
                 f"ratio {turn.ratio:.3f}",
                 class_="badge clipped" if outside else "badge",
-                title="turn's ratio of the trained policy to the starting one: exp of the mean log-ratio" + (", outside the clip range" if outside else ""),
+                title="the trained policy against the starting one, exp of the turn's mean log-ratio"
+                + (", outside the clip range" if outside else ""),
             )
         )
     if turn.advantage is not None:
