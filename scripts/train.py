@@ -1,6 +1,6 @@
-"""Trains a search agent: `python scripts/train.py PRESET [--option value ...]`, `--help` after a preset lists options.
+"""Trains a search agent: `python scripts/train.py PRESET [--option value ...]`; `--help` after a preset lists options.
 
-A run directory that holds the same run is resumed; Ctrl-C saves before it ends.
+`--config FILE` (YAML, JSON) changes settings first. A run directory that holds the same run is resumed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from presets import PRESETS
 
 from retrieval_index.types import RetrievalError
 from sorl_algos.config import TrainConfig
+from sorl_algos.config_file import load_settings
 
 
 def fail(message: str) -> NoReturn:
@@ -30,11 +31,17 @@ def parse(arguments: list[str]) -> tuple[TrainConfig, bool]:
     """The configuration meant by the command line, and whether it is only to be shown."""
     dry = "--dry-run" in arguments
     arguments = [argument for argument in arguments if argument != "--dry-run"]
+    presets = PRESETS
+    if "--config" in arguments[:-1]:
+        place = arguments.index("--config")
+        settings = load_settings(Path(arguments[place + 1]), TrainConfig)
+        presets = {name: (text, dataclasses.replace(base, **settings)) for name, (text, base) in PRESETS.items()}
+        arguments = arguments[:place] + arguments[place + 2 :]
     if not arguments or (arguments[0] not in PRESETS and not arguments[0].startswith("-")):
         given = f"unknown preset {arguments[0]!r}" if arguments else "no preset given"
         fail(f"{given}; known: {', '.join(PRESETS)} (try `train.py quickstart --help`)")
     cli = tyro.extras.overridable_config_cli
-    return in_one_line(lambda: cli(PRESETS, description=__doc__, args=arguments)), dry
+    return in_one_line(lambda: cli(presets, description=__doc__, args=arguments)), dry
 
 
 def load_questions(spec: str) -> Any:
@@ -100,10 +107,8 @@ def main() -> None:
         for field in dataclasses.fields(config):
             print(f"{field.name:24} {getattr(config, field.name)}")
         steps = config.updates * config.optimiser_steps_per_update
-        print(
-            f"\n{len(questions)} questions; {config.updates} updates of {config.episodes_per_update} episodes, "
-            f"{steps} optimiser steps; nothing was trained or written"
-        )
+        print(f"\n{len(questions)} questions, {config.updates} updates of {config.episodes_per_update} episodes, {steps}"
+              " optimiser steps; nothing was trained or written")
         return
 
     from sorl_algos.report import write_report

@@ -32,6 +32,8 @@ class TrainConfig:
     eval_questions: str = "world:dev"
     reward: str = "exact_match"
     prompt: str = "short"
+    prompt_file: Path | None = None
+    """A UTF-8 file with {question} in it, in place of the named prompt."""
     max_searches: int = 3
     top_k: int = 1
     max_observation_words: int = 60

@@ -120,7 +120,7 @@ class Run:
             retriever=retriever,
             questions=questions,
             reward=config.reward,
-            prompt=config.prompt,
+            prompt=config.prompt_file or config.prompt,
             max_searches=config.max_searches,
             top_k=config.top_k,
             max_observation_words=config.max_observation_words,

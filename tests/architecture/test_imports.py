@@ -57,6 +57,7 @@ TABLE = Table(
         "gem": ("sorl_env/adapters/gem.py",),
         "verifiers": ("sorl_env/adapters/verifiers.py",),
         "skyrl_gym": ("sorl_env/adapters/skyrl_gym.py",),
+        "yaml": ("sorl_algos/config_file.py",),
         "math_verify": ("sorl_env/math_worker.py",),
         "transformers": (
             "sorl_algos/models.py",

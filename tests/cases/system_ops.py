@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -29,6 +30,7 @@ from retrieval_index.types import Hit
 from retrieval_index.wire import render_answer
 from sorl_algos.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from sorl_algos.config import TrainConfig
+from sorl_algos.config_file import read_settings
 from sorl_algos.models import Policy
 from sorl_algos.rollout.engine import Sampling
 from sorl_algos.rollout.hf import HFEngine
@@ -413,6 +415,28 @@ def validate_config(given: Given) -> Any:
     return {"exit_code": 0, "message": "", "training_started": True}
 
 
+@dataclasses.dataclass(frozen=True)
+class _Training:
+    learning_rate: float = 1.0
+    num_epochs: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class _Settings:
+    training: _Training = _Training()
+
+
+def load_config(given: Given) -> Any:
+    """What `--config` makes of a settings file, here for the case's own schema."""
+    try:
+        settings = read_settings(given["yaml"], _Settings)
+    except ValueError as error:
+        suggested = re.findall(r"did you mean '(\w+)'", str(error))
+        return Raised(error).facts() | {"training_started": False, "suggests": suggested}
+    rate = settings["training"].learning_rate
+    return {"learning_rate": rate, "type": type(rate).__name__}
+
+
 def run_and_extend(given: Given) -> Any:
     """Train to the end, resume with nothing left, raise the total and resume; the real loop on made-up rows."""
     total, _, _, more = map(int, re.findall(r"\d+", given["command"]))
@@ -444,6 +468,7 @@ SYSTEM_OPS: dict[str, Callable[[Given], Any]] = {
     "latest_checkpoint": find_latest,
     "resume_equivalence": resume_equivalence,
     "validate_config": validate_config,
+    "load_config": load_config,
     "run": run_and_extend,
 }
 
