@@ -107,8 +107,8 @@ def main() -> None:
         for field in dataclasses.fields(config):
             print(f"{field.name:24} {getattr(config, field.name)}")
         steps = config.updates * config.optimiser_steps_per_update
-        print(f"\n{len(questions)} questions, {config.updates} updates of {config.episodes_per_update} episodes,")
-        print(f"{steps} optimiser steps; nothing was trained or written")
+        size = f"{config.updates} updates of {config.episodes_per_update} episodes, {steps} optimiser steps"
+        print(f"\n{len(questions)} questions; {size}; nothing was trained or written")
         return
 
     from sorl_algos.report import write_report

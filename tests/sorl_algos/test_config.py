@@ -105,4 +105,4 @@ def test_the_optimiser_steps_are_counted() -> None:
 
 def test_the_whole_is_written_as_json() -> None:
     row = json.loads(TrainConfig(index=Path("an/index")).to_json())
-    assert row["index"] == "an/index" and row["lr"] == 1e-4 and row["stop_after_minutes"] is None
+    assert row["index"] == "an/index" and row["lr"] == 2e-4 and row["stop_after_minutes"] is None
