@@ -13,7 +13,7 @@ Run again, it reuses what is done; Ctrl-C saves, and the same command goes on fr
 
   --algorithm NAME   another row of the table: ppo, turn_ppo, s_ppo, so_ppo (default), grpo, so_grpo, gspo ...
   --seed N           default 0
-  --from-scratch     make the base model anew first (pre-training: some 40 minutes more)
+  --from-scratch     make the base model anew first (pre-training: about an hour more, an estimate)
   --smoke            three tiny updates, to see that everything runs (under 90 seconds)
   --fresh            forget this run's earlier results and start anew
   -h, --help         this text
