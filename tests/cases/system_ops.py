@@ -31,13 +31,14 @@ from retrieval_index.wire import render_answer
 from sorl_algos.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from sorl_algos.config import TrainConfig
 from sorl_algos.config_file import read_settings
+from sorl_algos.learner import Learner, make_learner
 from sorl_algos.models import Policy
 from sorl_algos.rollout.engine import Sampling
 from sorl_algos.rollout.hf import HFEngine
 from sorl_algos.rollout.renderer import Renderer
 from sorl_algos.rollout.source import SyncSource
 from sorl_algos.tiny import tiny_language_model
-from sorl_algos.trainer import Learner, make_learner, train
+from sorl_algos.trainer import train
 from sorl_env.questions import Question, QuestionSet
 from tests.cases.judge import Raised
 from tests.cases.toys import vocabulary_tokenizer

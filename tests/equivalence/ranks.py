@@ -17,9 +17,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sorl_algos.batch import collate
+from sorl_algos.learner import make_learner
 from sorl_algos.models import Critic, Policy, score
 from sorl_algos.tiny import tiny_language_model
-from sorl_algos.trainer import estimate_advantages, make_learner, optimiser_step
+from sorl_algos.trainer import estimate_advantages, optimiser_step
 from tests.sorl_algos.small_game import made_up, small_config
 
 ROWS = (

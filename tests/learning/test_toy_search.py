@@ -20,6 +20,7 @@ import sorl_env  # noqa: F401  (registers the environments)
 from retrieval_index.types import Passage
 from sorl_algos.config import TrainConfig
 from sorl_algos.demonstrations import answer_text, demonstrate, search_text
+from sorl_algos.learner import make_learner
 from sorl_algos.metrics import read_metrics
 from sorl_algos.models import Policy
 from sorl_algos.rollout.engine import Sampling
@@ -27,7 +28,7 @@ from sorl_algos.rollout.hf import HFEngine
 from sorl_algos.rollout.renderer import Renderer
 from sorl_algos.rollout.source import SyncSource
 from sorl_algos.tiny import tiny_language_model, train_tokenizer
-from sorl_algos.trainer import make_learner, train
+from sorl_algos.trainer import train
 from sorl_algos.warmup import supervised
 from sorl_env.questions import Question, QuestionSet
 from tests.fakes import FakeRetriever

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from sorl_algos.batch import Batch, collate
+from sorl_algos.learner import Learner, make_learner
 from sorl_algos.losses.clip_norm import clip_sums, normalisation_factor
 from sorl_algos.losses.reduce import counts_of
 from sorl_algos.losses.segments import level_ratio
 from sorl_algos.models import Policy, score, token_logprobs
 from sorl_algos.normalisation import ClipNormaliser
-from sorl_algos.trainer import Learner, estimate_advantages, make_learner, micro_loss
+from sorl_algos.trainer import estimate_advantages, micro_loss
 from tests.sorl_algos.proofs import same
 from tests.sorl_algos.small_game import made_up, small_config
 

@@ -17,6 +17,7 @@ from sorl_algos.algorithms import ALGORITHMS
 from sorl_algos.batch import Batch, collate
 from sorl_algos.checkpoint import latest_checkpoint
 from sorl_algos.config import TrainConfig
+from sorl_algos.learner import Learner, make_learner, set_learning_rates
 from sorl_algos.metrics import read_metrics
 from sorl_algos.models import Critic, Policy, score
 from sorl_algos.rollout.engine import Sampling
@@ -24,12 +25,9 @@ from sorl_algos.rollout.hf import HFEngine
 from sorl_algos.rollout.renderer import Renderer
 from sorl_algos.rollout.source import SyncSource
 from sorl_algos.trainer import (
-    Learner,
     estimate_advantages,
-    make_learner,
     minibatches,
     optimiser_step,
-    set_learning_rates,
     train,
 )
 from tests.sorl_algos.small_game import QUESTIONS, ReplaySource, made_up, make_env, small_config
