@@ -43,6 +43,23 @@ class CutText(str):
     __slots__ = ()
 
 
+class Query(str):
+    """What an episode asks the retriever: a text, and beside it whose question it is and how many searches came
+    before it. An index sees the text; only the controls of an evaluation (``sorl_env.controls``) look at the rest.
+    """
+
+    question_id: str
+    number: int
+
+    def __new__(cls, text: str, question_id: str, number: int) -> Query:
+        query = super().__new__(cls, text)
+        query.question_id, query.number = question_id, number
+        return query
+
+    def __reduce__(self) -> tuple[type[Query], tuple[str, str, int]]:
+        return Query, (str(self), self.question_id, self.number)
+
+
 @dataclass(frozen=True, slots=True)
 class Search:
     """A query for the retriever: blanks collapsed, at most ``max_query_chars`` characters, not blank."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from retrieval_index.types import Hit
-from sorl_env.actions import MAX_QUERY_CHARS, Action, Answer, CutText, Search, clean_query
+from sorl_env.actions import MAX_QUERY_CHARS, Action, Answer, CutText, Query, Search, clean_query
 from sorl_env.choices import options_of, without_options
 from sorl_env.dialects import Dialect, dialect_named
 from sorl_env.observations import budget_note, hint
@@ -159,7 +159,8 @@ class Episode:
     def query(self, action_text: str) -> str | None:
         """The query that ``advance`` needs the hits of, or None if this action leads to no search.
 
-        Changes nothing. The last turn is for the answer: a search asked for in it is not carried out.
+        Changes nothing. The last turn is for the answer: a search asked for in it is not carried out. The text is a
+        ``Query``, which knows its question.
         """
         self._check_running()
         action = self._parse(self._within_turn(action_text))
@@ -168,10 +169,10 @@ class Episode:
         left = self._words_left(action_text)
         if left is not None and left < FEWEST_OBSERVATION_WORDS:
             return None
-        if self.rules.options_in_query or self.question.kind != "choice":
-            return action.query
-        bare = without_options(action.query, self.question)
-        return bare or clean_query(self.question.text, self.rules.max_query_chars)
+        text = action.query
+        if not self.rules.options_in_query and self.question.kind == "choice":
+            text = without_options(text, self.question) or clean_query(self.question.text, self.rules.max_query_chars)
+        return Query(text, self.question.id, self.searches)
 
     def advance(self, action_text: str, hits: Sequence[Hit] | None = None, error: bool = False) -> Step:
         """Play one turn.
