@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from sorl_algos.alarm import OnAlarm
 from sorl_algos.algorithms import AdvantageName, Algorithm, algorithm
 
 
@@ -92,6 +93,8 @@ class TrainConfig:
     keep_checkpoints: int = 2
     max_skipped_minibatches: int = 10
     """Minibatches with a gradient that is not finite are skipped and recorded; more than this many end the run."""
+    on_alarm: OnAlarm = "log"
+    """When the collapse alarm begins to stand: "log" it, "stop" (saved and resumable), or "off"."""
     stop_after_minutes: float | None = None
     """End the run early (saved and resumable) when it has taken this long."""
 

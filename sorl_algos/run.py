@@ -33,7 +33,7 @@ SHOWN_TRAJECTORIES = 10
 # What may differ between a run and its resumption.
 _MAY_CHANGE = {
     "run_dir", "updates", "eval_every", "save_every", "keep_checkpoints", "stop_after_minutes", "eval_limit",
-    "test_limit",
+    "test_limit", "on_alarm",
 }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sorl_algos.advantages import rewards_with_kl, whiten, whiten_sums
+from sorl_algos.alarm import AlarmLog
 from sorl_algos.algorithms import Algorithm
 from sorl_algos.batch import Batch, collate
 from sorl_algos.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
@@ -64,6 +65,7 @@ def train(
         state |= load_checkpoint(checkpoint, modules=learner.modules(), optimizers=learner.optimizers())
     start, began, seconds_before = state["updates_done"], time.monotonic(), state["seconds"]
     log = MetricsLog(config.run_dir, keep_updates=start)
+    alarm = AlarmLog(config.run_dir, config.on_alarm, state, keep_updates=start)
 
     with _interrupt_after_update() as interrupted:
         for update in range(start, config.updates):
@@ -102,13 +104,14 @@ def train(
                 metrics |= {f"eval/dev/{name}": value for name, value in scores.items()}
                 if scores["exact_match"] > state["best_exact_match"]:
                     state |= {"best_update": done, "best_exact_match": scores["exact_match"]}
-            state |= {"updates_done": done, "seconds": seconds_before + time.monotonic() - began}
+            stopped = alarm.watch(update, metrics)  # adds "alarm" to the metrics
+            state |= {"updates_done": done, "seconds": seconds_before + time.monotonic() - began, **alarm.state()}
             log.write(update, {"time_s": state["seconds"], **metrics})
             if on_update is not None:
                 on_update(update, metrics)
 
             late = config.stop_after_minutes is not None and state["seconds"] > 60 * config.stop_after_minutes
-            ending = bool(interrupted) or late or (stop_requested is not None and stop_requested())
+            ending = bool(interrupted) or late or stopped or (stop_requested is not None and stop_requested())
             if ending or done % config.save_every == 0 or done == config.updates or state["best_update"] == done:
                 save_checkpoint(
                     checkpoints,
