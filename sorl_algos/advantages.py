@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from sorl_algos.losses.kl import kl_per_token
 from sorl_algos.losses.segments import at_least_float32, masked, segment_ids_of, segment_sum
 
 GroupScale = Literal["std", "none"]
@@ -168,12 +169,15 @@ def spread(per_sequence: Tensor, mask: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def rewards_with_kl(rewards: Tensor, logp: Tensor, ref_logp: Tensor, mask: Tensor, *, coefficient: float) -> Tensor:
-    """KL in the reward: rewards - coefficient (logp - ref_logp) on every action token (k1), 0 off the mask.
+def rewards_with_kl(
+    rewards: Tensor, logp: Tensor, ref_logp: Tensor, mask: Tensor, *, coefficient: float, estimator: str = "k1"
+) -> Tensor:
+    """KL in the reward: rewards - coefficient KL on every action token, 0 off the mask.
 
-    logp is the sampling policy's (old_logp): the penalty is a reward, constant during the update.
+    logp is the sampling policy's (old_logp): the penalty is a reward, constant during the update. estimator:
+    "k1" (logp - ref_logp, whose mean gradient is right in a reward), "k2" or "k3".
     """
-    return masked(rewards, mask) - coefficient * (masked(logp, mask) - masked(ref_logp, mask))
+    return masked(rewards, mask) - coefficient * kl_per_token(logp, ref_logp, mask, estimator=estimator)
 
 
 def _span(on: Tensor) -> Tensor:

@@ -199,13 +199,18 @@ class Algorithm:
         *,
         clip_low: float,
         clip_high: float,
+        weights: Tensor | None = None,
     ) -> LossOutput:
         """The row's per-token loss, all tensors (B, T).
 
+        weights: not negative, without gradient, those of a correction: they multiply loss and excess of each
+        token, and a token of weight 0 does not enter the normalisation.
         With the coefficient ratio at scope "sequence" or "microbatch" the loss and its excess are already
         scaled by the factor, and the metrics gain `sum_factor` and `factors` (divide one by the other) and
         `max_rho`.
         """
+        # min(w A, clip(w) A) and the other losses are homogeneous in A: a weight may multiply the advantage
+        advantages = advantages if weights is None else masked(advantages, mask) * weights
         tensors = (logp, old_logp, advantages, mask, turn_ids)
         common: _RatioOptions = {"level": self.level, "pooling": self.pooling}
         if self.loss == "clipped":
@@ -218,7 +223,8 @@ class Algorithm:
             out = reinforce(*tensors, **common)
         if not self.scales_loss:
             return out
-        sums = self._trigger(clip_sums_per_sequence, *tensors, clip_low, clip_high)
+        counted = mask if weights is None else weights > 0
+        sums = self._trigger(clip_sums_per_sequence, *tensors, counted, clip_low, clip_high)
         return _scaled(out, sums, mask, cast(CoefficientRatio, self.normalisation))
 
     def trigger_sums(
@@ -231,12 +237,16 @@ class Algorithm:
         *,
         clip_low: float,
         clip_high: float,
+        weights: Tensor | None = None,
     ) -> Tensor:
         """`clip_sums` (4,) at the trigger's ratio level: add them over micro-batches and ranks, then take
         `normalisation_factor(sums, normalisation.threshold)`. For the coefficient ratio only (ValueError
         otherwise).
         """
-        return self._trigger(clip_sums, logp, old_logp, advantages, mask, turn_ids, clip_low, clip_high)
+        counted = mask
+        if weights is not None:
+            advantages, counted = masked(advantages, mask) * weights, weights > 0
+        return self._trigger(clip_sums, logp, old_logp, advantages, mask, turn_ids, counted, clip_low, clip_high)
 
     def reduce(self, per_token: Tensor, mask: Tensor, turn_ids: Tensor, counts: Counts) -> Tensor:
         """The row's reduction over global counts, a scalar."""
@@ -251,13 +261,15 @@ class Algorithm:
         advantages: Tensor,
         mask: Tensor,
         turn_ids: Tensor,
+        counted: Tensor,
         clip_low: float,
         clip_high: float,
     ) -> Tensor:
+        """Ratios over the segments of ``mask``, sums over the tokens that ``counted`` holds."""
         if not isinstance(self.normalisation, CoefficientRatio):
             raise ValueError("only the coefficient_ratio normalisation is triggered by sums over tokens")
         ratio = level_ratio(logp, old_logp, mask, turn_ids, self.normalisation.level, self.pooling)
-        return sums_of(ratio, advantages, mask, clip_low=clip_low, clip_high=clip_high)
+        return sums_of(ratio, advantages, counted, clip_low=clip_low, clip_high=clip_high)
 
 
 # the same two steps as functions of a row

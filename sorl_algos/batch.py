@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -18,7 +18,9 @@ class Batch:
 
     token_ids long; attention_mask, loss_mask bool; turn_ids long (-1: not an action token);
     rewards: a turn's reward on its last action token; rollout_logp: the engine's log-probability when sampling;
-    old_logp, ref_logp, values: by the trainer before the first minibatch; group_ids: ``(B,)`` long.
+    old_logp, ref_logp, values: by the trainer before the first minibatch; weights: multiply the policy loss (see
+    `losses.corrections`); counted_mask bool: action tokens that its denominators count (None: all of them);
+    group_ids: ``(B,)`` long; places: ``(B,)`` long, the episode's place in the list that was collated.
     """
 
     token_ids: Tensor
@@ -28,17 +30,20 @@ class Batch:
     rewards: Tensor
     rollout_logp: Tensor
     group_ids: Tensor
+    places: Tensor | None = None
     old_logp: Tensor | None = None
     ref_logp: Tensor | None = None
     values: Tensor | None = None
     advantages: Tensor | None = None
     returns: Tensor | None = None
+    weights: Tensor | None = None
+    counted_mask: Tensor | None = None
 
     def __post_init__(self) -> None:
         shape = self.token_ids.shape
         for field in fields(self):
             tensor = getattr(self, field.name)
-            expected = shape[:1] if field.name == "group_ids" else shape
+            expected = shape[:1] if field.name in ("group_ids", "places") else shape
             if tensor is not None and tensor.shape != expected:
                 raise ValueError(
                     f"Batch.{field.name} has shape {tuple(tensor.shape)}, expected {tuple(expected)}"
@@ -57,21 +62,54 @@ class Batch:
     def to(self, device: torch.device | str) -> Batch:
         return self._map(lambda tensor: tensor.to(device))
 
-    def rows(self, index: Tensor | slice) -> Batch:
-        """The chosen sequences, cut to the longest of them (padding is on the right)."""
-        attention = self.attention_mask[index]
-        longest = max(int(attention.sum(-1).max()), 1) if len(attention) else 1
+    def rows(self, index: Tensor | slice, *, longest: int | None = None) -> Batch:
+        """The chosen sequences, cut to the ``longest`` of them (padding is on the right; None: looked up)."""
+        if longest is None:
+            attention = self.attention_mask[index]
+            longest = max(int(attention.sum(-1).max()), 1) if len(attention) else 1
         return self._map(lambda tensor: tensor[index] if tensor.dim() == 1 else tensor[index][:, :longest])
 
     def lengths(self) -> Tensor:
         """Tokens of each sequence ``(B,)``."""
         return self.attention_mask.sum(-1)
 
-    def microbatches(self, sequences: int) -> Iterator[Batch]:
-        """Pieces of at most ``sequences`` rows, of like length, so that little of a forward is padding."""
-        order = torch.argsort(self.lengths(), stable=True)
-        for start in range(0, len(self), sequences):
-            yield self.rows(order[start : start + sequences])
+    def silent(self) -> Batch:
+        """The same tokens with none of them an action: a forward of it takes part, and adds nothing."""
+        return self.replace(
+            loss_mask=torch.zeros_like(self.loss_mask),
+            turn_ids=torch.full_like(self.turn_ids, -1),
+            counted_mask=None if self.counted_mask is None else torch.zeros_like(self.loss_mask),
+        )
+
+    def pieces(self, sequences: int, tokens: int | None = None) -> list[tuple[Tensor, Batch]]:
+        """Micro-batches and the rows ``(n,)`` that each holds, short sequences first.
+
+        Rows of like length go together, so that little of a forward is padding: at most ``sequences`` rows and
+        ``tokens`` positions, padding included, each. A row longer than ``tokens`` is alone.
+        """
+        lengths = self.lengths().tolist()  # the one transfer to the host
+        order = sorted(range(len(self)), key=lengths.__getitem__)
+        cut: list[list[int]] = []
+        for row in order:
+            full = not cut or len(cut[-1]) == sequences
+            if full or (tokens is not None and (len(cut[-1]) + 1) * lengths[row] > tokens):
+                cut.append([])
+            cut[-1].append(row)
+        device = self.token_ids.device
+        return [
+            (index, self.rows(index, longest=max(lengths[rows[-1]], 1)))
+            for rows in cut
+            for index in [torch.tensor(rows, device=device)]
+        ]
+
+    def microbatches(self, sequences: int, tokens: int | None = None, *, at_least: int = 0) -> list[Batch]:
+        """The micro-batches of `pieces`, and as many silent ones as are wanting to ``at_least``.
+
+        Ranks meet in every forward and backward, so all of them must run the same number.
+        """
+        micros = [micro for _, micro in self.pieces(sequences, tokens)]
+        padding = [micros[0].rows(slice(0, 1)).silent() for _ in range(at_least - len(micros))]
+        return padding + micros
 
 
 def collate(trajectories: Sequence[Trajectory], pad_id: int, *, group_ids: Sequence[Any] | None = None) -> Batch:
@@ -115,4 +153,5 @@ def collate(trajectories: Sequence[Trajectory], pad_id: int, *, group_ids: Seque
         rewards=rewards,
         rollout_logp=rollout_logp,
         group_ids=torch.tensor([numbers[group] for group in groups]),
+        places=torch.arange(len(trajectories)),
     )

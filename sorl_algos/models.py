@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from sorl_algos.batch import Batch
+from sorl_algos.distributed import agreed_maximum
 from sorl_algos.losses.segments import at_least_float32
 
 # Action tokens whose logits exist at one time: 2,048 x a vocabulary of 150k in fp32 is 1.2 GB, of 4k 34 MB.
@@ -157,6 +158,7 @@ def score(
     policy: nn.Module,
     *,
     microbatch_sequences: int,
+    microbatch_tokens: int | None = None,
     reference: nn.Module | None = None,
     critic: nn.Module | None = None,
     temperature: float = 1.0,
@@ -164,10 +166,10 @@ def score(
     """Fills old_logp, ref_logp and values before the first minibatch; also returns the entropies ``(B, T)``."""
     old_logp, entropy, values, ref_logp = (torch.zeros_like(batch.rollout_logp) for _ in range(4))
     has_values = critic is not None
-    order = torch.argsort(batch.lengths(), stable=True)
-    for start in range(0, len(batch), microbatch_sequences):
-        index = order[start : start + microbatch_sequences]
-        micro = batch.rows(index)
+    pieces = batch.pieces(microbatch_sequences, microbatch_tokens)
+    wanting = agreed_maximum(len(pieces), batch.token_ids.device) - len(pieces)
+    # Ranks meet in every forward: one with fewer micro-batches goes through its first again.
+    for index, micro in [pieces[0]] * wanting + pieces:
         width = micro.token_ids.shape[1]
         scores = token_logprobs(policy, micro, temperature=temperature)
         old_logp[index, :width], entropy[index, :width] = scores.logp, scores.entropy

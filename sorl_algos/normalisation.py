@@ -55,6 +55,7 @@ class ClipNormaliser:
                 micro.turn_ids,
                 clip_low=self.clip_low,
                 clip_high=self.clip_high,
+                weights=micro.weights,
             )
             self._sums = sums if self._sums is None else self._sums + sums
             return None
