@@ -20,7 +20,8 @@ class Batch:
     rewards: a turn's reward on its last action token; rollout_logp: the engine's log-probability when sampling;
     old_logp, ref_logp, values: by the trainer before the first minibatch; weights: multiply the policy loss (see
     `losses.corrections`); counted_mask bool: action tokens that its denominators count (None: all of them);
-    group_ids: ``(B,)`` long; places: ``(B,)`` long, the episode's place in the list that was collated.
+    raw_advantages: as estimated, before whitening; group_ids: ``(B,)`` long; places: ``(B,)`` long, the episode's place
+    in the list that was collated.
     """
 
     token_ids: Tensor
@@ -38,6 +39,7 @@ class Batch:
     returns: Tensor | None = None
     weights: Tensor | None = None
     counted_mask: Tensor | None = None
+    raw_advantages: Tensor | None = None
 
     def __post_init__(self) -> None:
         shape = self.token_ids.shape

@@ -1,7 +1,13 @@
-"""Instruments of a run: what is logged of rollouts and updates, in the glossary's words."""
+"""Instruments of a run: what is logged of rollouts and updates, in the glossary's words.
+
+A name that ends in ``_turn/2`` is the quantity on turn index 2 (the third turn) of the episodes; turns from index
+`TURN_SLOTS` - 1 on share the last. Nothing here waits for the device but the one transfer at the end of an update.
+"""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,45 +15,156 @@ import torch
 from torch import Tensor
 
 from sorl_algos.batch import Batch
-from sorl_algos.losses.policy import clip_fractions
-from sorl_algos.losses.segments import RATIO_LEVELS, masked
+from sorl_algos.losses.corrections import effective_sample_size, mismatch_by_turn
+from sorl_algos.losses.policy import LossOutput, clip_fractions
+from sorl_algos.losses.segments import RATIO_LEVELS, masked, token_log_ratio
 from sorl_algos.losses.value import explained_variance
-from sorl_env.trajectory import Trajectory
+from sorl_env.trajectory import Trajectory, Turn
+
+TURN_SLOTS = 8
+NGRAM = 4
+LOOP_TOKENS = 12
+"""A turn of at least this many tokens loops when more than half of its n-grams have occurred in it before."""
+_TAG = re.compile(r"<(/?)(think|search|answer|information|tool_call|tool_response)>")
+_WRITTEN_BY_ENVIRONMENT = ("information", "tool_response")
+
+
+# Rollouts
 
 
 def rollout_metrics(trajectories: Sequence[Trajectory], kept: Sequence[Trajectory]) -> dict[str, float]:
-    """Means over the episodes of a rollout batch (those kept for training), and how many were dropped."""
-    turns = [turn for item in kept for turn in item.turns]
+    """Means over the episodes of a rollout batch (those kept for training), and how many were dropped.
+
+    Rates of validity, tags and loops are shares of all turns; ``tag_fault_rate`` counts turns with any fault of
+    `tag_faults` or without a valid action.
+    """
+    turns = [(min(number, TURN_SLOTS - 1), turn) for item in kept for number, turn in enumerate(item.turns)]
     kinds = [note["action_kind"] for item in kept for note in item.info["turns"]]
-    episodes = max(len(kept), 1)
+    valid = [kind in ("search", "answer") for kind in kinds]
+    faults = [tag_faults(turn.action_text) for _, turn in turns]
+    repeated = [repetition(turn.action_ids) for _, turn in turns]
+    loops = [
+        share > 0.5 and len(turn.action_ids) >= LOOP_TOKENS for share, (_, turn) in zip(repeated, turns, strict=True)
+    ]
+    wrong = [bool(found) or not good for found, good in zip(faults, valid, strict=True)]
+    episodes, count = max(len(kept), 1), max(len(turns), 1)
+    lengths = [len(turn.action_ids) for _, turn in turns]
     return {
-        "reward_mean": sum(turn.reward for turn in turns) / episodes,
+        "reward_mean": sum(turn.reward for _, turn in turns) / episodes,
         "em_train": sum(item.info["scores"].get("exact_match", 0.0) for item in kept) / episodes,
         "searches_mean": sum(item.info["searches"] for item in kept) / episodes,
         "turns_mean": len(turns) / episodes,
-        "response_tokens_mean": sum(len(turn.action_ids) for turn in turns) / episodes,
-        "valid_action_rate": sum(kind in ("search", "answer") for kind in kinds) / max(len(kinds), 1),
-        "cut_rate": sum(turn.truncated for turn in turns) / max(len(turns), 1),
+        "response_tokens_mean": sum(lengths) / episodes,
+        "valid_action_rate": sum(valid) / count,
+        "tag_fault_rate": sum(wrong) / count,
+        "tag_unbalanced_rate": sum("unbalanced" in found for found in faults) / count,
+        "tag_repeated_rate": sum("repeated" in found for found in faults) / count,
+        "tag_forged_rate": sum("forged" in found for found in faults) / count,
+        "loop_rate": sum(loops) / count,
+        "repetition_mean": sum(repeated) / count,
+        "cut_rate": sum(turn.truncated for _, turn in turns) / count,
         "truncated_rate": sum(item.stop != "answered" for item in kept) / episodes,
         "dropped_episodes": float(len(trajectories) - len(kept)),
-        "tokens": float(sum(len(turn.action_ids) + len(turn.observation_ids) for turn in turns)),
+        "tokens": float(sum(len(turn.action_ids) + len(turn.observation_ids) for _, turn in turns)),
+        **_by_turn("response_tokens", turns, lengths),
+        **_by_turn("valid_action_rate", turns, valid),
+        **_by_turn("tag_fault_rate", turns, wrong),
     }
 
 
+def _by_turn(name: str, turns: Sequence[tuple[int, Turn]], values: Sequence[float]) -> dict[str, float]:
+    """Mean of one number of each turn, by turn index."""
+    counts, sums = Counter[int](), Counter[int]()
+    for (slot, _), value in zip(turns, values, strict=True):
+        counts[slot] += 1
+        sums[slot] += value
+    return {f"{name}_turn/{slot}": sums[slot] / counts[slot] for slot in sorted(counts)}
+
+
+def tag_faults(text: str) -> frozenset[str]:
+    """What is wrong with the tags of one turn's action text; empty for a healthy turn.
+
+    "unbalanced": a tag is closed that is not open, opened inside another, or never closed (inside ``<think>`` only its
+    own closing tag counts: the rest is thought). "repeated": more than one complete ``<search>``, ``<answer>`` or
+    ``<tool_call>`` element. "forged": a tag that only the environment may write. A turn without any tag has none of
+    these: whether it holds an action is the environment's to say.
+    """
+    found: set[str] = set()
+    opened: str | None = None
+    elements = 0
+    for tag in _TAG.finditer(text):
+        slash, name = tag.groups()
+        if opened == "think" and (name, slash) != ("think", "/"):
+            continue
+        if name in _WRITTEN_BY_ENVIRONMENT:
+            found.add("forged")
+        if not slash:
+            if opened is not None:
+                found.add("unbalanced")
+            opened = name
+        elif opened != name:
+            found.add("unbalanced")
+            opened = None
+        else:
+            elements += name != "think" and name not in _WRITTEN_BY_ENVIRONMENT
+            opened = None
+    if opened is not None:
+        found.add("unbalanced")
+    if elements > 1:
+        found.add("repeated")
+    return frozenset(found)
+
+
+def repetition(ids: Sequence[int], size: int = NGRAM) -> float:
+    """Share of the n-grams that occurred earlier in the turn: 0 if all differ (or too short), towards 1 in a loop."""
+    grams = list(zip(*(ids[start:] for start in range(size)), strict=False))
+    return 1.0 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+# Updates
+
+
 @torch.no_grad()
-def update_sums(logp: Tensor, micro: Batch, *, clip_low: float, clip_high: float) -> dict[str, Tensor]:
-    """Clip counts of a micro-batch at all three ratio levels, whatever the algorithm's own (sums over tokens)."""
+def update_sums(
+    logp: Tensor, micro: Batch, out: LossOutput, *, clip_low: float, clip_high: float
+) -> dict[str, Tensor]:
+    """Counts of a micro-batch for the log: sums over its tokens, that add up over micro-batches.
+
+    The clip at all three ratio levels (0-d), whatever the algorithm's own; and by turn index, `(TURN_SLOTS,)` each:
+    tokens, tokens from which the loss's own clip took something, ratio of the loss's level, its square, and KL.
+    ``max_`` names combine by maximum.
+    """
     assert micro.old_logp is not None
+    on = micro.loss_mask
     counts = clip_fractions(
         logp,
         micro.old_logp,
-        micro.loss_mask,
+        on,
         micro.turn_ids,
         clip_low=clip_low,
         clip_high=clip_high,
         advantages=micro.advantages,
     )
-    return {name: value for name, value in counts.items() if name != "tokens"}
+    log_ratio = token_log_ratio(logp, micro.old_logp, on)
+    ratio = masked(out.ratio, on)
+    rows = torch.stack(
+        [
+            on.to(ratio.dtype),
+            (out.clip_excess != 0).to(ratio.dtype),
+            ratio,
+            ratio.square(),
+            torch.expm1(log_ratio) - log_ratio,
+        ]
+    )
+    slots = _slots(micro)
+    sums = rows.new_zeros(len(rows), TURN_SLOTS + 1).index_add_(1, slots, rows.flatten(1))[:, :TURN_SLOTS]
+    names = ("turn_tokens", "turn_clipped", "turn_ratio", "turn_ratio_squared", "turn_kl")
+    largest = ratio.new_zeros(TURN_SLOTS + 1).scatter_reduce(0, slots, ratio.flatten(), "amax")[:TURN_SLOTS]
+    return {
+        **{name: value for name, value in counts.items() if name != "tokens"},
+        **dict(zip(names, sums.unbind(), strict=True)),
+        "max_turn_ratio": largest,
+    }
 
 
 @torch.no_grad()
@@ -57,19 +174,23 @@ def update_metrics(batch: Batch, entropy: Tensor, totals: dict[str, Tensor]) -> 
     Fractions are over action tokens of all steps; ``factor``, ``rho`` and norms are means over the steps.
     """
     assert batch.old_logp is not None
-    tokens = batch.loss_mask.sum().clamp(min=1)
-    mismatch = masked(batch.old_logp - batch.rollout_logp, batch.loss_mask)
+    on = batch.loss_mask
+    tokens = on.sum().clamp(min=1)
+    mismatch = masked(batch.old_logp - batch.rollout_logp, on)
     logged: dict[str, Any] = {
-        "entropy": masked(entropy, batch.loss_mask).sum() / tokens,
+        "entropy": masked(entropy, on).sum() / tokens,
         # tokens were sampled by the engine: KL(engine || trainer), k3
-        "mismatch_kl": masked(torch.expm1(mismatch) - mismatch, batch.loss_mask).sum() / tokens,
+        "mismatch_kl": masked(torch.expm1(mismatch) - mismatch, on).sum() / tokens,
     }
     if batch.ref_logp is not None:
-        logged["ref_kl"] = masked(batch.old_logp - batch.ref_logp, batch.loss_mask).sum() / tokens
+        logged["ref_kl"] = masked(batch.old_logp - batch.ref_logp, on).sum() / tokens
     if batch.values is not None and batch.returns is not None:
-        logged["explained_variance"] = explained_variance(batch.values, batch.returns, batch.loss_mask)
+        logged["explained_variance"] = explained_variance(batch.values, batch.returns, on)
     if batch.advantages is not None:
-        logged["advantage_abs_mean"] = masked(batch.advantages.abs(), batch.loss_mask).sum() / tokens
+        logged["advantage_abs_mean"] = masked(batch.advantages.abs(), on).sum() / tokens
+        logged["advantage_variance"] = _variance(
+            batch.advantages if batch.raw_advantages is None else batch.raw_advantages, on
+        )
     steps = totals.get("steps", torch.ones(()))
     if "skipped_minibatches" in totals:
         logged["skipped_minibatches"] = totals["skipped_minibatches"]
@@ -96,7 +217,67 @@ def update_metrics(batch: Batch, entropy: Tensor, totals: dict[str, Tensor]) -> 
     for name, value in totals.items():
         if name.startswith("step/"):
             logged[name.removeprefix("step/")] = value / steps
-    # One transfer to the host for the whole update.
-    names = list(logged)
-    values = torch.stack([torch.as_tensor(logged[name]).float().cpu() for name in names]).tolist()
-    return dict(zip(names, values, strict=True))
+    return _to_host(logged, _rollout_turns(batch, entropy) | _update_turns(totals))
+
+
+def _slots(batch: Batch) -> Tensor:
+    """Turn slot of each token, flat: ``(B * T,)`` long; what is no action token has the spare slot `TURN_SLOTS`."""
+    return torch.where(batch.loss_mask, batch.turn_ids.clamp(max=TURN_SLOTS - 1), TURN_SLOTS).flatten()
+
+
+def _variance(x: Tensor, on: Tensor) -> Tensor:
+    """Variance over action tokens, 0-d; 0 without any."""
+    count = on.sum().clamp(min=1)
+    x = masked(x, on)
+    return masked(x - x.sum() / count, on).square().sum() / count
+
+
+def _rollout_turns(batch: Batch, entropy: Tensor) -> dict[str, Tensor]:
+    """What the rollout batch tells of each turn index: ``(TURN_SLOTS,)`` each, NaN where there is no such turn."""
+    assert batch.old_logp is not None
+    slots = _slots(batch)
+    found = mismatch_by_turn(batch.old_logp, batch.rollout_logp, batch.loss_mask, batch.turn_ids, turns=TURN_SLOTS)
+    there = torch.where(found["tokens"] > 0, found["tokens"], torch.nan)
+
+    def mean(x: Tensor) -> Tensor:
+        values = masked(x, batch.loss_mask).flatten()
+        return values.new_zeros(TURN_SLOTS + 1).index_add_(0, slots, values)[:TURN_SLOTS] / there
+
+    sums = found["sum_weight"], found["sum_weight_squared"], there
+    turns = {
+        "entropy_turn": mean(entropy),
+        "mismatch_kl_turn": found["sum_mismatch_kl"] / there,
+        "mismatch_ratio_max_turn": found["max_ratio"] + 0.0 * there,
+        "mismatch_ess_turn": effective_sample_size(*sums),
+    }
+    if batch.advantages is not None:
+        turns["advantage_turn"] = mean(batch.advantages)
+    return turns
+
+
+def _update_turns(totals: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What the optimiser steps tell of each turn index: ``(TURN_SLOTS,)`` each, NaN where there is no such turn."""
+    if "turn_tokens" not in totals:
+        return {}
+    there = torch.where(totals["turn_tokens"] > 0, totals["turn_tokens"], torch.nan)
+    return {
+        "clip_fraction_turn": totals["turn_clipped"] / there,
+        "ratio_mean_turn": totals["turn_ratio"] / there,
+        "ratio_max_turn": totals["max_turn_ratio"] + 0.0 * there,
+        "approx_kl_turn": totals["turn_kl"] / there,
+        "ess_turn": effective_sample_size(totals["turn_ratio"], totals["turn_ratio_squared"], there),
+    }
+
+
+def _to_host(single: dict[str, Any], by_turn: dict[str, Tensor]) -> dict[str, float]:
+    """All numbers of an update in one transfer to the host; turn indices that never occurred are left out."""
+    tensors = list(by_turn.values())
+    device = tensors[0].device
+    flat = [torch.as_tensor(value, dtype=torch.float32).to(device) for value in single.values()]
+    values = torch.cat([torch.stack(flat), *(tensor.float() for tensor in tensors)]).tolist()
+    logged = dict(zip(single, values, strict=False))
+    for place, name in enumerate(by_turn):
+        start = len(single) + place * TURN_SLOTS
+        numbers = values[start : start + TURN_SLOTS]
+        logged |= {f"{name}/{slot}": number for slot, number in enumerate(numbers) if number == number}
+    return logged

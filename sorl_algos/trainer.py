@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,18 +19,25 @@ from sorl_algos.batch import Batch, collate
 from sorl_algos.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from sorl_algos.config import TrainConfig
 from sorl_algos.diagnostics import rollout_metrics, update_metrics, update_sums
-from sorl_algos.distributed import all_sum, global_counts, world_size
+from sorl_algos.distributed import agreed_maximum, all_sum, any_rank, global_counts, rank, world_size
+from sorl_algos.interrupts import interrupt_after_update
 from sorl_algos.learner import Learner, set_learning_rates
-from sorl_algos.losses.kl import k3
+from sorl_algos.losses.kl import adapted_coefficient, k1, kl_per_token
 from sorl_algos.losses.reduce import Counts
+from sorl_algos.losses.segments import masked
 from sorl_algos.losses.value import value_loss
-from sorl_algos.metrics import MetricsLog
+from sorl_algos.metrics import MetricsLog, drop_updates
+from sorl_algos.minibatching import microbatches, minibatches
 from sorl_algos.models import score, token_logprobs
 from sorl_algos.normalisation import ClipNormaliser
+from sorl_algos.off_policy import correct
 from sorl_algos.rollout.collect import usable
 from sorl_algos.rollout.source import TrajectorySource
+from sorl_algos.totals import add_totals, totals_over_ranks
+from sorl_env.trajectory import Trajectory
 
 Evaluate = Callable[[], dict[str, float]]
+STEP = ("step/", "steps", "skipped_minibatches")
 
 
 def train(
@@ -45,6 +52,8 @@ def train(
 ) -> dict[str, Any]:
     """Trains until ``config.updates`` are done, resuming from the newest checkpoint of ``config.run_dir``.
 
+    Every rank calls it with a source of its own questions; rank 0 writes the files.
+
     Args:
         source: gives the rollout batches.
         evaluate: scores of the current policy, logged every ``config.eval_every`` updates; its ``exact_match``
@@ -58,22 +67,29 @@ def train(
     Raises:
         RuntimeError: more than ``config.max_skipped_minibatches`` minibatches had a gradient that was not finite.
     """
-    checkpoints = config.run_dir / "checkpoints"
-    state: dict[str, Any] = {"updates_done": 0, "best_update": None, "best_exact_match": -1.0, "seconds": 0.0}
+    checkpoints, skips = config.run_dir / "checkpoints", config.run_dir / "skipped_minibatches.jsonl"
+    device, main_rank = learner.accelerator.device, rank() == 0
+    state: dict[str, Any] = {
+        "updates_done": 0, "seconds": 0.0, "best_update": None, "best_exact_match": -1.0, "saved_update": None,
+        "before_collapse_update": None, "skipped_minibatches": 0, "kl_scale": 1.0,
+    }  # fmt: skip
     checkpoint = latest_checkpoint(checkpoints)
     if checkpoint is not None:
         state |= load_checkpoint(checkpoint, modules=learner.modules(), optimizers=learner.optimizers())
     start, began, seconds_before = state["updates_done"], time.monotonic(), state["seconds"]
-    log = MetricsLog(config.run_dir, keep_updates=start)
-    alarm = AlarmLog(config.run_dir, config.on_alarm, state, keep_updates=start)
+    learner.kl_scale = state["kl_scale"]
+    log = MetricsLog(config.run_dir, keep_updates=start, write=main_rank)
+    alarm = AlarmLog(config.run_dir, config.on_alarm, state, keep_updates=start, write=main_rank)
+    if main_rank:
+        drop_updates(skips, keep_updates=start)
 
-    with _interrupt_after_update() as interrupted:
+    with interrupt_after_update() as interrupted:
         for update in range(start, config.updates):
             clock = time.monotonic()
             source.publish(learner.raw_policy, version=update)
             trajectories = next(source)
             kept = usable(trajectories)
-            batch = collate(kept, pad_id).to(learner.accelerator.device)
+            batch = collate_usable(trajectories, kept, pad_id, device)
             time_rollout = time.monotonic() - clock
 
             batch, entropy = score(
@@ -82,21 +98,39 @@ def train(
                 reference=learner.reference,
                 critic=learner.critic,
                 microbatch_sequences=config.microbatch_sequences,
+                microbatch_tokens=config.microbatch_tokens,
                 temperature=config.temperature,
             )
-            batch = estimate_advantages(batch, learner.algorithm, config)
+            batch = estimate_advantages(batch, learner.algorithm, config, kl_scale=learner.kl_scale)
+            batch, correction = correct(batch, config)
             set_learning_rates(learner, update)
             totals: dict[str, Tensor] = {}
-            for minibatch in minibatches(batch, config, update):
-                _add(totals, optimiser_step(learner, minibatch, update))
-
+            for number in range(config.passes):
+                sums: dict[str, Tensor] = {}
+                for minibatch in minibatches(batch, config, update, number):
+                    step = optimiser_step(learner, minibatch, update)
+                    add_totals(sums, step)
+                    if "skipped_minibatches" in step:
+                        names = [kept[place].question_id for place in minibatch.places.tolist()] if kept else []
+                        state["skipped_minibatches"] += 1
+                        record_skip(skips, update, names, state["skipped_minibatches"], config.max_skipped_minibatches)
+                sums = over_ranks(sums)
+                add_totals(totals, sums)
+                if went_too_far(sums, config.max_pass_kl):
+                    break
             metrics = {
                 **rollout_metrics(trajectories, kept),
                 **update_metrics(batch, entropy, totals),
+                **{name: float(value) for name, value in correction.items()},
                 "lr": learner.policy_optimizer.param_groups[0]["lr"],
                 "time_rollout_s": time_rollout,
                 "time_update_s": time.monotonic() - clock - time_rollout,
             }
+            if config.max_pass_kl is not None:
+                metrics["passes"] = number + 1
+            if config.kl_target is not None:
+                learner.kl_scale = steer_kl(learner.kl_scale, batch, config)
+                metrics["kl_scale"] = state["kl_scale"] = learner.kl_scale
             done = update + 1
             if evaluate is not None and (done % config.eval_every == 0 or done == config.updates):
                 source.publish(learner.raw_policy, version=done)
@@ -105,6 +139,8 @@ def train(
                 if scores["exact_match"] > state["best_exact_match"]:
                     state |= {"best_update": done, "best_exact_match": scores["exact_match"]}
             stopped = alarm.watch(update, metrics)  # adds "alarm" to the metrics
+            if alarm.alarm_update == done:  # the first alarm of the run
+                state["before_collapse_update"] = state["saved_update"]
             state |= {"updates_done": done, "seconds": seconds_before + time.monotonic() - began, **alarm.state()}
             log.write(update, {"time_s": state["seconds"], **metrics})
             if on_update is not None:
@@ -112,7 +148,9 @@ def train(
 
             late = config.stop_after_minutes is not None and state["seconds"] > 60 * config.stop_after_minutes
             ending = bool(interrupted) or late or stopped or (stop_requested is not None and stop_requested())
+            ending = any_rank(ending, device)
             if ending or done % config.save_every == 0 or done == config.updates or state["best_update"] == done:
+                state["saved_update"] = done
                 save_checkpoint(
                     checkpoints,
                     done,
@@ -128,12 +166,36 @@ def train(
     return {**state, "updates_run": done - start, "finished": done >= config.updates}
 
 
-def estimate_advantages(batch: Batch, algorithm: Algorithm, config: TrainConfig) -> Batch:
+def collate_usable(
+    trajectories: list[Trajectory], kept: list[Trajectory], pad_id: int, device: torch.device
+) -> Batch:
+    """The batch of what is fit for training. A rank that lost all of its episodes takes part with a silent one.
+
+    Raises:
+        ValueError: no rank has an episode left.
+    """
+    if not agreed_maximum(len(kept), device):
+        raise ValueError(
+            f"all {len(trajectories)} episodes of an update were dropped because searching failed; "
+            "look at the retrieval server's log, then start the same command again"
+        )
+    batch = collate(kept or trajectories[:1], pad_id).to(device)
+    return batch if kept else batch.silent()
+
+
+def estimate_advantages(
+    batch: Batch, algorithm: Algorithm, config: TrainConfig, *, kl_scale: float = 1.0
+) -> Batch:
     """Fills advantages (whitened over the rollout batch's action tokens, all ranks) and the critic's targets."""
     rewards = batch.rewards
     if config.kl_reward_coef and batch.ref_logp is not None and batch.old_logp is not None:
         rewards = rewards_with_kl(
-            rewards, batch.old_logp, batch.ref_logp, batch.loss_mask, coefficient=config.kl_reward_coef
+            rewards,
+            batch.old_logp,
+            batch.ref_logp,
+            batch.loss_mask,
+            coefficient=config.kl_reward_coef * kl_scale,
+            estimator=config.kl_reward_estimator,
         )
     advantages, returns = algorithm.estimate_advantages(
         rewards=rewards,
@@ -144,40 +206,40 @@ def estimate_advantages(batch: Batch, algorithm: Algorithm, config: TrainConfig)
         gamma=config.gamma,
         lam=config.lam,
     )
+    raw = advantages
     if config.whiten_advantages and algorithm.needs_critic:
         advantages = whiten(advantages, batch.loss_mask, sums=all_sum(whiten_sums(advantages, batch.loss_mask)))
-    return batch.replace(advantages=advantages, returns=returns)
-
-
-def minibatches(batch: Batch, config: TrainConfig, update: int) -> Iterator[Batch]:
-    """Each pass over the rollout batch in a fresh order, whole groups together; a function of (seed, update)."""
-    generator = torch.Generator().manual_seed(config.seed * 1_000_003 + update)
-    groups = batch.group_ids.cpu()
-    for _ in range(config.passes):
-        shuffled = torch.randperm(int(groups.max()) + 1, generator=generator)
-        order = torch.argsort(shuffled[groups], stable=True)
-        for start in range(0, len(batch), config.minibatch_sequences):
-            yield batch.rows(order[start : start + config.minibatch_sequences].to(batch.token_ids.device))
+    return batch.replace(advantages=advantages, raw_advantages=raw, returns=returns)
 
 
 def optimiser_step(learner: Learner, minibatch: Batch, update: int) -> dict[str, Tensor]:
-    """Backward over the micro-batches, normalisation, gradient clipping, one step. Returns sums for the log."""
+    """Backward over the micro-batches, normalisation, gradient clipping, one step. Returns sums for the log.
+
+    A minibatch whose loss or gradient is not finite changes nothing; its sums are ``skipped_minibatches`` alone.
+    """
     config, accelerator = learner.config, learner.accelerator
     policy = learner.raw_policy
     policy_parameters = [p for p in policy.lm.parameters() if p.requires_grad]
     counts = global_counts(minibatch)  # before any loss
+    kept_counts = None
+    if minibatch.counted_mask is not None:
+        kept_counts = global_counts(minibatch.replace(loss_mask=minibatch.counted_mask))
     normaliser = ClipNormaliser(
         learner.algorithm, policy_parameters, clip_low=config.clip_low, clip_high=config.clip_high
     )
     only_critic = learner.algorithm.needs_critic and update < config.critic_warmup_updates
     totals: dict[str, Tensor] = {}
-    micros = list(minibatch.microbatches(config.microbatch_sequences))
+    total_loss = torch.zeros((), device=minibatch.token_ids.device)
+    micros = microbatches(minibatch, config)
     for number, micro in enumerate(micros):
         last = number == len(micros) - 1
         with nullcontext() if last else accelerator.no_sync(learner.policy):
-            loss, sums = micro_loss(learner, micro, counts, normaliser, only_critic=only_critic)
+            loss, sums = micro_loss(
+                learner, micro, counts, normaliser, only_critic=only_critic, kept_counts=kept_counts
+            )
+            total_loss = total_loss + loss.detach()
             accelerator.backward(loss * world_size())  # data parallelism averages; the loss is a global sum
-        _add(totals, sums)
+        add_totals(totals, sums)
     report = normaliser.scale_gradients()
     gradient_norm = nn.utils.clip_grad_norm_(policy_parameters, config.max_grad_norm)
     value_parameters = [] if policy.value_head is None else list(policy.value_head.parameters())
@@ -185,7 +247,7 @@ def optimiser_step(learner: Learner, minibatch: Batch, update: int) -> dict[str,
         value_parameters += list(learner.critic.parameters())
     value_norm = nn.utils.clip_grad_norm_(value_parameters, config.max_grad_norm)
     report |= {"grad_norm": gradient_norm, "critic_grad_norm": value_norm}
-    if bool(torch.isfinite(gradient_norm) & torch.isfinite(value_norm)):
+    if bool(torch.isfinite(gradient_norm) & torch.isfinite(value_norm) & torch.isfinite(all_sum(total_loss))):
         # Only the critic learns, advantages of zero, or no action token: neither momentum nor decay may move weights.
         for parameters, norm in ((policy_parameters, gradient_norm), (value_parameters, value_norm)):
             if not norm > 0:
@@ -196,7 +258,6 @@ def optimiser_step(learner: Learner, minibatch: Batch, update: int) -> dict[str,
             learner.critic_optimizer.step()
         totals["steps"] = torch.ones(())
     else:
-        _record_skip(learner, update, minibatch)
         report, totals = {}, {"skipped_minibatches": torch.ones(())}
     for optimizer in learner.optimizers().values():
         optimizer.zero_grad(set_to_none=True)
@@ -204,9 +265,18 @@ def optimiser_step(learner: Learner, minibatch: Batch, update: int) -> dict[str,
 
 
 def micro_loss(
-    learner: Learner, micro: Batch, counts: Counts, normaliser: ClipNormaliser, *, only_critic: bool
+    learner: Learner,
+    micro: Batch,
+    counts: Counts,
+    normaliser: ClipNormaliser,
+    *,
+    only_critic: bool,
+    kept_counts: Counts | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of one micro-batch (its share of the minibatch's, 0-d) and sums for the log."""
+    """The loss of one micro-batch (its share of the minibatch's, 0-d) and sums for the log.
+
+    counts: of all action tokens of the minibatch; kept_counts: of those that a correction leaves in the policy loss.
+    """
     config, algorithm = learner.config, learner.algorithm
     assert micro.old_logp is not None and micro.advantages is not None
     scores = token_logprobs(learner.policy, micro, temperature=config.temperature)
@@ -220,20 +290,22 @@ def micro_loss(
             micro.turn_ids,
             clip_low=config.clip_low,
             clip_high=config.clip_high,
+            weights=micro.weights,
         )
-        loss = algorithm.reduce(out.per_token, micro.loss_mask, micro.turn_ids, counts)
-        excess = algorithm.reduce(out.clip_excess, micro.loss_mask, micro.turn_ids, counts)
+        counted = micro.loss_mask if micro.counted_mask is None else micro.counted_mask
+        loss = algorithm.reduce(out.per_token, counted, micro.turn_ids, kept_counts or counts)
+        excess = algorithm.reduce(out.clip_excess, counted, micro.turn_ids, kept_counts or counts)
         sums = {**out.metrics}
         if (own := normaliser.gather(out, scores.logp, micro, loss, excess)) is not None:
             loss = loss * own[0]
             sums |= {"sum_factor": own[0], "factors": torch.ones_like(own[0]), "max_rho": own[1]}
         sums["policy_loss"] = loss.detach()
         sums |= update_sums(
-            scores.logp.detach(), micro, clip_low=config.clip_low, clip_high=config.clip_high
+            scores.logp.detach(), micro, out, clip_low=config.clip_low, clip_high=config.clip_high
         )
         if config.kl_loss_coef and micro.ref_logp is not None:
-            kl = k3(scores.logp, micro.ref_logp, micro.loss_mask)
-            loss = loss + config.kl_loss_coef * algorithm.reduce(kl, micro.loss_mask, micro.turn_ids, counts)
+            kl = kl_per_token(scores.logp, micro.ref_logp, micro.loss_mask, estimator=config.kl_loss_estimator)
+            loss = loss + config.kl_loss_coef * learner.kl_scale * algorithm.reduce(kl, micro.loss_mask, micro.turn_ids, counts)
     if micro.returns is not None and micro.values is not None:
         values = scores.values
         if learner.critic is not None:
@@ -246,44 +318,45 @@ def micro_loss(
     return loss, sums
 
 
-def _add(totals: dict[str, Tensor], new: dict[str, Tensor]) -> None:
-    for name, value in new.items():
-        if name not in totals:
-            totals[name] = value
-        elif name.startswith("max_"):
-            totals[name] = torch.maximum(totals[name], value)
-        else:
-            totals[name] = totals[name] + value
+def over_ranks(sums: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Sums of micro-batches over all ranks; what a whole step reports is the same on each already."""
+    own = {name: value for name, value in sums.items() if not name.startswith(STEP)}
+    return totals_over_ranks(own) | {name: value for name, value in sums.items() if name.startswith(STEP)}
 
 
-def _record_skip(learner: Learner, update: int, minibatch: Batch) -> None:
-    learner.skipped.append({"update": update, "groups": minibatch.group_ids.tolist()})
-    path = learner.config.run_dir / "skipped_minibatches.jsonl"
+def went_too_far(sums: dict[str, Tensor], max_pass_kl: float | None) -> bool:
+    """Whether the mean KL between the policy before the update and in this pass is above the limit."""
+    if max_pass_kl is None or "sum_kl" not in sums:
+        return False
+    return bool(sums["sum_kl"] > max_pass_kl * sums["tokens"])
+
+
+def steer_kl(scale: float, batch: Batch, config: TrainConfig) -> float:
+    """The next scale of the KL's coefficients, from the KL of the rollout batch over all ranks."""
+    assert config.kl_target is not None and batch.old_logp is not None and batch.ref_logp is not None
+    kl = k1(batch.old_logp, batch.ref_logp, batch.loss_mask)
+    total, tokens = all_sum(torch.stack([kl.sum(), batch.loss_mask.sum().to(kl.dtype)])).tolist()
+    return adapted_coefficient(
+        scale,
+        total / max(tokens, 1.0),
+        target=config.kl_target,
+        horizon=config.kl_horizon_episodes,
+        seen=config.episodes_per_update,
+    )
+
+
+def record_skip(path: Path, update: int, question_ids: list[str], skipped: int, limit: int) -> None:
+    """Adds a line on a skipped minibatch to ``path``: what this rank had in it.
+
+    Raises:
+        RuntimeError: it is one more than ``limit``.
+    """
+    line = {"update": update, "rank": rank(), "question_ids": sorted(set(question_ids)), "skipped": skipped}
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(learner.skipped[-1]) + "\n")
-    if len(learner.skipped) > learner.config.max_skipped_minibatches:
+        file.write(json.dumps(line) + "\n")
+    if skipped > limit:
         raise RuntimeError(
-            f"{len(learner.skipped)} minibatches had a loss or gradient that was not finite (see {path}); "
+            f"{skipped} minibatches had a loss or gradient that was not finite (see {path}); "
             "lower --lr or --max-grad-norm, and look at ratio_max in the metrics"
         )
-
-
-@contextmanager
-def _interrupt_after_update() -> Iterator[list[int]]:
-    """The first Ctrl-C (or SIGTERM) lets the update finish and be saved; a second one ends at once."""
-    seen: list[int] = []
-
-    def handle(number: int, frame: Any) -> None:
-        if seen:
-            raise KeyboardInterrupt
-        seen.append(number)
-
-    try:
-        before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread: whoever runs us handles signals
-        before = {}
-    try:
-        yield seen
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
