@@ -21,7 +21,8 @@ class Sampling:
         temperature: 0 is greedy; the reported log-probabilities are those of ``softmax(logits / temperature)``
             (of ``softmax(logits)`` when greedy), over the whole vocabulary.
         top_p, top_k: filters for evaluation; 1.0 and 0 switch them off. The reported log-probabilities ignore
-            them, which is why training refuses them (`sorl_algos.config`).
+            them, so they are not those of the distribution sampled from: no training samples with them. An engine
+            that cannot report log-probabilities in this sense refuses them.
         stop: strings that end a completion; the closing string stays in it.
         seeds: one seed a prompt. A prompt's completion depends on its seed alone, never on its neighbours.
         budgets: optional cap on the tokens of each prompt's completion, below ``max_tokens``.
@@ -62,9 +63,24 @@ class Completion:
             )
 
 
+class EngineError(RuntimeError):
+    """The engine failed. Never an empty completion: a policy would learn from it."""
+
+
 class RolloutEngine(Protocol):
     """Samples completions and takes new weights after each policy update."""
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Completion]: ...
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None: ...
+
+
+class AsyncRolloutEngine(RolloutEngine, Protocol):
+    """An engine that also samples one prompt at a time, many at once, each finishing when it is done."""
+
+    async def agenerate(self, prompt: Sequence[int], sampling: Sampling) -> Completion:
+        """The completion of one prompt; ``sampling.seeds`` and ``sampling.budgets`` hold one entry, or are None.
+
+        A cancelled caller's request leaves the engine.
+        """
+        ...
