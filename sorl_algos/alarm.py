@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -26,8 +26,9 @@ LEVEL, GAP, REFERENCE, NEEDED = 3, 3, 30, 5
 """Values of the level, between level and reference, of the reference at most, and before any rule can hold."""
 NOISE = 4.0
 """Robust standard deviations of the reference (1.4826 x median absolute deviation) that count as noise."""
-NOW, BEST, FALL = 5, 10, 0.75
-"""Reward: updates of the present mean, of the best mean, and the share of the best below which it has fallen."""
+NOW, BEST, FALL, REWARD_NOISE = 5, 10, 0.75, 5.5
+"""Reward: updates of the present mean, of the best mean, the share of the best below which it has fallen, and standard
+errors that count as noise (more than above: the best is a maximum, and lucky)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,29 +43,29 @@ class Rule:
     factor: float
     margin: float
 
-    def beyond(self, level: float, reference: float, spread: float) -> bool:
-        """Whether ``level`` is outside what ``reference`` and its ``spread`` allow."""
-        away = max(self.margin, NOISE * spread)
-        if self.factor == 1.0:
-            return level - reference > away
-        if self.factor == -1.0:
-            return reference - level > away
-        if reference <= 0:  # nothing to be a multiple of
-            return self.factor > 1 and self.margin > 0 and level > away
-        if self.factor > 1:
-            return level > self.factor * reference and level - reference > away
-        return level < self.factor * reference and reference - level > away
+    def beyond(self, level: float, reference: float, calm: Sequence[float]) -> bool:
+        """Whether ``level`` is further from ``reference``, the median of ``calm``, than factor, margin and noise allow."""
+        upwards = self.factor >= 1
+        away = level - reference if upwards else reference - level
+        if away <= self.margin:
+            return False
+        if abs(self.factor) != 1:
+            if reference <= 0 and not self.margin:  # nothing to be a multiple of
+                return False
+            if not (level > self.factor * reference if upwards else level < self.factor * reference):
+                return False
+        return away > NOISE * 1.4826 * median(abs(x - reference) for x in calm)
 
 
 RULES: tuple[Rule, ...] = (
-    Rule("entropy_explosion", "entropy", 2.0, 0.2),
+    Rule("entropy_explosion", "entropy", 1.7, 0.2),
     Rule("entropy_collapse", "entropy", 0.25, 0.05),
     Rule("invalid_actions", "valid_action_rate", -1.0, 0.15),
     Rule("tag_degeneration", "tag_fault_rate", 1.0, 0.15),
     Rule("loops", "loop_rate", 1.0, 0.1),
-    Rule("cut_turns", "cut_rate", 1.0, 0.2),
+    Rule("cut_turns", "cut_rate", 1.0, 0.15),
     Rule("length_explosion", "response_tokens_mean", 2.0, 8.0),
-    Rule("kl_runaway", "approx_kl", 10.0, 0.05),
+    Rule("kl_runaway", "approx_kl", 30.0, 0.05),
     Rule("clip_runaway", "clip_fraction", 4.0, 0.2),
     Rule("ratio_explosion", "ratio_max", 10.0, 10.0),
     Rule("sample_size_loss", "ess", 0.5, 0.2),
@@ -131,12 +132,9 @@ class Alarm:
             held = {}
             if len(calm) >= NEEDED and len(recent) >= LEVEL:
                 reference = median(calm)
-                spread = 1.4826 * median(abs(x - reference) for x in calm)
-                held = {
-                    rule.name: f"{name} is {level:.3g}, it was {reference:.3g}"
-                    for rule in RULES
-                    if rule.metric == name and rule.beyond(level, reference, spread)
-                }
+                for rule in RULES:
+                    if rule.metric == name and rule.beyond(level, reference, calm):
+                        held[rule.name] = f"{name} is {level:.3g}, it was {reference:.3g}"
             standing |= held
             if len(recent) > LEVEL + GAP - 1:
                 oldest = recent.pop(0)
@@ -158,7 +156,7 @@ class Alarm:
         now = fmean(rewards[-NOW:])
         # Neighbouring updates differ by noise alone, or nearly: the sampling error of an update from that.
         error = math.sqrt(fmean((b - a) ** 2 for a, b in pairwise(rewards)) / 2)
-        noise = NOISE * error * math.sqrt(1 / NOW + 1 / BEST)
+        noise = REWARD_NOISE * error * math.sqrt(1 / NOW + 1 / BEST)
         if self._best > 0 and now < FALL * self._best and self._best - now > noise:
             return {"reward_fall": f"reward_mean is {now:.3g} over {NOW} updates, its best was {self._best:.3g}"}
         return {}
