@@ -157,14 +157,14 @@ def parse_parts(text: str, *, max_query_chars: int = MAX_QUERY_CHARS) -> Parsed:
 def answer_of(action_texts: Sequence[str]) -> str | None:
     """The answer that the policy gave, or None: the last complete ``<answer>`` that was reached.
 
-    In a turn whose first action is a search, nothing after the search was reached. A turn that was cut gives
+    In a turn whose first element is a search or is blank, nothing after it was reached. A turn that was cut gives
     none.
     """
     for text in reversed(action_texts):
         if isinstance(text, CutText):
             continue
         found = elements(text)
-        if found and found[0].name == "answer":
+        if found and found[0].name == "answer" and not is_blank(found[0].content):
             last = [element for element in found if element.name == "answer"][-1]
             return None if is_blank(last.content) else last.content.strip()
     return None

@@ -22,7 +22,7 @@ from sorl_env.actions import MAX_QUERY_CHARS, Action, Answer, CutText, Query, Se
 from sorl_env.choices import options_of, without_options
 from sorl_env.dialects import Dialect, dialect_named
 from sorl_env.observations import budget_note, hint
-from sorl_env.prompts import prompt_text, resolve_prompt
+from sorl_env.prompts import DIALECT_OF, prompt_text, resolve_prompt
 from sorl_env.questions import Question
 from sorl_env.rewards import RewardFn, answer_scores, checked_reward
 
@@ -56,7 +56,8 @@ class EpisodeRules:
         invalid_penalty: taken off the reward of every turn without a valid action; turns cut by the engine
             are spared.
         search_cost: taken off the reward of every turn whose search was carried out.
-        prompt: a name in PROMPTS, a template that holds ``{question}``, or the path (a Path) of such a file.
+        prompt: a name in PROMPTS, a template that holds ``{question}``, or the path (a Path) of such a file, which
+            is read once, here; None: the wording that explains the dialect.
         tell_budget: whether observations say how many searches (and words, with ``max_total_words``) are left.
         max_turn_words: a longer turn counts as cut at its length limit, whatever it holds; None: no limit.
         max_total_words: words of all turns and observations after the prompt; observations are cut to what is
@@ -65,9 +66,8 @@ class EpisodeRules:
         dialect: a name in ``dialects.DIALECTS``.
         options_in_query: whether a query may hold the options of a multiple-choice question; if not, they are
             taken out of it, and the question itself is searched for where nothing else is left.
-        last_turn_answers: whether the last turn ends the episode as answered whatever is in it (a problem
-        that
-            is solved in one go), and not as cut off by the turn limit.
+        last_turn_answers: whether the last turn ends the episode as answered whatever is in it (a problem that is
+            solved in one go), and not as cut off by the turn limit.
 
     Raises ValueError for a value that makes no sense.
     """
@@ -78,7 +78,7 @@ class EpisodeRules:
     max_query_chars: int = MAX_QUERY_CHARS
     invalid_penalty: float = 0.0
     search_cost: float = 0.0
-    prompt: str | Path = "search_r1"
+    prompt: str | Path | None = None
     tell_budget: bool = False
     dialect: str = "search_r1"
     options_in_query: bool = True
@@ -100,9 +100,13 @@ class EpisodeRules:
                 raise ValueError(
                     f"{name} is what is taken off the reward: a finite number of at least 0, got {value!r}"
                 )
-        resolve_prompt(self.prompt)
-        if self.max_searches and not dialect_named(self.dialect).search_form:
+        for name in ("tell_budget", "options_in_query", "last_turn_answers"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        dialect = dialect_named(self.dialect)
+        if self.max_searches and not dialect.search_form:
             raise ValueError(f"dialect {self.dialect!r} has no search; set max_searches=0 or take another dialect")
+        object.__setattr__(self, "prompt", checked_prompt(self.prompt, dialect))
 
     @property
     def max_turns(self) -> int:
@@ -150,6 +154,7 @@ class Episode:
         """The first observation. Starts the episode anew."""
         self.action_texts, self.rewards = [], []
         self.searches, self.stop, self._parsed = 0, None, None
+        assert self.rules.prompt is not None  # the rules put one in
         first = prompt_text(self.rules.prompt, question_block(self.question))
         if self.rules.tell_budget:
             first += budget_note(self.rules.max_searches, self.rules.max_total_words)
@@ -166,8 +171,8 @@ class Episode:
         action = self._parse(self._within_turn(action_text))
         if not isinstance(action, Search) or self.turns_left <= 1:
             return None
-        left = self._words_left(action_text)
-        if left is not None and left < FEWEST_OBSERVATION_WORDS:
+        room = self._observation_words(action_text)
+        if room is not None and room < FEWEST_OBSERVATION_WORDS:
             return None
         text = action.query
         if not self.rules.options_in_query and self.question.kind == "choice":
@@ -203,21 +208,22 @@ class Episode:
         elif hits is not None:
             self.searches += 1
             reward -= self.rules.search_cost
-            limits = [self.rules.max_observation_words, self._words_left()]
+            limits = [self.rules.max_observation_words, self._observation_words()]
             observation = self._dialect.render(hits, min((n for n in limits if n is not None), default=None))
         elif kind == "invalid":
             reward -= self.rules.invalid_penalty
         if last and self.stop is None:
             answered = "answered" if self.rules.last_turn_answers else "turn_limit"
             self.stop = "length_limit" if kind == "cut" else answered
+        if self.stop is None and not isinstance(action, (Search, Answer)):
+            forms = [self._dialect.search_form] if self.turns_left > 1 else []
+            observation = hint(action.reason, [*filter(None, forms), self._dialect.answer_form])
         left = self._words_left(observation)
+        left = None if left is None else left - self._note_words
         if self.stop is None and left is not None and (left <= 0 or (kind == "search" and query is None)):
             self.stop, observation = "length_limit", ""
 
         if self.stop is None:
-            if not isinstance(action, (Search, Answer)):
-                forms = [self._dialect.search_form] if self.turns_left > 1 else []
-                observation = hint(action.reason, [*filter(None, forms), self._dialect.answer_form])
             if self.rules.tell_budget:
                 observation += budget_note(self.turns_left - 1, left)
         elif not error:
@@ -300,6 +306,17 @@ class Episode:
         used = (*self.action_texts, *self.observations[1:], *more)
         return self.rules.max_total_words - sum(len(text.split()) for text in used)
 
+    @property
+    def _note_words(self) -> int:
+        """Words of the line that tells what is left, which is in the budget itself."""
+        limited = self.rules.max_total_words is not None
+        return len(budget_note(0, 0 if limited else None).split()) if self.rules.tell_budget else 0
+
+    def _observation_words(self, *more: str) -> int | None:
+        """Words that the passages of the next observation may take, after those of ``more``; None without a budget."""
+        left = self._words_left(*more)
+        return None if left is None else left - self._note_words - self._dialect.tag_words
+
     def _parse(self, action_text: str) -> Action:
         if self._parsed is None or self._parsed[0] is not action_text:
             self._parsed = (action_text, self._dialect.parse(action_text, self.rules.max_query_chars))
@@ -328,8 +345,23 @@ def _kind(action: Action, action_text: str) -> str:
     return "answer" if isinstance(action, Answer) else "invalid"
 
 
+def checked_prompt(prompt: str | Path | None, dialect: Dialect) -> str:
+    """A name or a template. Raises ValueError for what is neither, or for a wording that explains another dialect."""
+    if prompt is None:
+        return dialect.prompt
+    template = resolve_prompt(prompt)
+    explained = DIALECT_OF.get(prompt, dialect.name) if isinstance(prompt, str) else dialect.name
+    if explained != dialect.name:
+        fitting = [name for name, meant in DIALECT_OF.items() if meant == dialect.name]
+        raise ValueError(
+            f"prompt {prompt!r} explains the dialect {explained!r}, but the dialect is {dialect.name!r}; use "
+            f"{' or '.join(map(repr, [*fitting, 'short']))}, or a wording of your own"
+        )
+    return template if isinstance(prompt, Path) else prompt
+
+
 def _plain_rules(rules: EpisodeRules) -> dict[str, Any]:
-    return asdict(rules) | {"prompt": str(rules.prompt)}
+    return asdict(rules)
 
 
 def _at_least(least: int, **values: int) -> None:

@@ -18,7 +18,8 @@ from sorl_env.rewards import RewardSpec
 from sorl_env.search_qa import SearchQAEnv
 from sorl_env.vector import SearchQAVectorEnv
 
-RULES: dict[str, Any] = {"max_searches": 5, "prompt": "medical", "options_in_query": False}
+RULES: dict[str, Any] = {"max_searches": 5, "options_in_query": False}
+PROMPTS = {"search_r1": "medical", "tool_call": "medical_tools"}  # by dialect
 
 
 class MedicalQAEnv(SearchQAEnv):
@@ -35,7 +36,7 @@ class MedicalQAEnv(SearchQAEnv):
     ) -> None:
         retriever = medical_retriever() if retriever is None else retriever
         questions = medical_questions(split) if questions is None else questions
-        super().__init__(retriever, questions, reward, split, render_mode, **(RULES | rules))
+        super().__init__(retriever, questions, reward, split, render_mode, **medical_rules(rules))
 
 
 class MedicalQAVectorEnv(SearchQAVectorEnv):
@@ -53,4 +54,10 @@ class MedicalQAVectorEnv(SearchQAVectorEnv):
     ) -> None:
         retriever = medical_retriever() if retriever is None else retriever
         questions = medical_questions(split) if questions is None else questions
-        super().__init__(num_envs, retriever, questions, reward, split, render_mode, **(RULES | rules))
+        super().__init__(num_envs, retriever, questions, reward, split, render_mode, **medical_rules(rules))
+
+
+def medical_rules(rules: dict[str, Any]) -> dict[str, Any]:
+    """The rules given, over those of this environment."""
+    prompt = PROMPTS.get(rules.get("dialect", "search_r1"))
+    return {**RULES, **({"prompt": prompt} if prompt else {}), **rules}

@@ -24,6 +24,19 @@ PROMPTS: dict[str, str] = {
         "option, and nothing else, between <answer> and </answer>, for example <answer>A</answer>.\n"
         "Question: {question}\n"
     ),
+    # the same two for a model that is shown the search tool by its chat template
+    "tools": (
+        "Answer the question below. Think first, between <think> and </think>, and think again whenever you have "
+        "learned something new. If a fact is missing, call the tool search, one query a call; you may call it more "
+        "than once. As soon as you know enough, write only the answer itself, as short as possible, between <answer> "
+        "and </answer>, for example <answer>Lima</answer>.\nQuestion: {question}\n"
+    ),
+    "medical_tools": (
+        "Answer the medical question below by choosing one of its options. Think between <think> and </think>. "
+        "You may look things up in the literature by calling the tool search, one query a call. When you are sure, "
+        "write the letter of the right option, and nothing else, between <answer> and </answer>, for example "
+        "<answer>A</answer>.\nQuestion: {question}\n"
+    ),
     # one answer, no search
     "math": (
         "Solve the problem below step by step. Then give the final answer once, in its simplest form, as "
@@ -32,6 +45,12 @@ PROMPTS: dict[str, str] = {
     # for tiny models that were taught the tags by demonstrations
     "short": "Question: {question}\n",
 }
+
+# which dialect a wording explains; the others say nothing of it
+DIALECT_OF = {
+    "search_r1": "search_r1", "medical": "search_r1", "tools": "tool_call", "medical_tools": "tool_call",
+    "math": "boxed",
+}  # fmt: skip
 
 
 def load_prompt(path: str | Path) -> str:

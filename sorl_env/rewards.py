@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol, TypeAlias
@@ -228,6 +228,26 @@ def resolve_reward(reward: RewardSpec) -> RewardFn:
     if not callable(reward):
         raise ValueError(f"reward must be a name or a function (action_texts, question) -> float, got {reward!r}")
     return reward
+
+
+_NEED_OPTIONS = frozenset(("choice_accuracy", "mirage_legacy"))
+
+
+def check_questions_fit(reward: RewardSpec, questions: Iterable[Question]) -> None:
+    """Raises ValueError, naming reward and question, where a named reward cannot score one of the questions.
+
+    choice_accuracy and mirage_legacy need options, and an answer that is one of them.
+    """
+    fn = reward if not isinstance(reward, (str, Mapping)) else resolve_reward(reward)
+    parts = [name for name, _ in fn.parts] if isinstance(fn, WeightedSum) else [
+        name for name, known in REWARDS.items() if known is fn
+    ]  # fmt: skip
+    for name in _NEED_OPTIONS.intersection(parts):
+        for question in questions:
+            try:
+                gold_of(question)
+            except ValueError as error:
+                raise ValueError(f"reward {name} does not fit these questions: {error}") from None
 
 
 def _term(term: str) -> tuple[str, float]:

@@ -10,9 +10,10 @@ import gymnasium
 
 from retrieval_index.types import Hit, RetrievalError, Retriever
 from sorl_env.console import show_question, show_turn
+from sorl_env.dialects import dialect_named
 from sorl_env.episode import Episode, EpisodeRules
 from sorl_env.questions import Question, QuestionSet, load_questions
-from sorl_env.rewards import RewardSpec, resolve_reward
+from sorl_env.rewards import RewardSpec, check_questions_fit, resolve_reward
 from sorl_env.spaces import AnyText
 
 RENDER_MODES = ("ansi", "human")
@@ -51,16 +52,27 @@ class SearchQAEnv(gymnasium.Env[str, str]):
         self.rules = make_rules(rules)
         self.reward_fn = resolve_reward(reward)
         self.questions = resolve_questions(questions, split)
+        check_questions_fit(reward, self.questions)
         self.retriever = resolve_retriever(retriever)
         self.render_mode = checked_render_mode(render_mode)
         self.observation_space = AnyText()
         self.action_space = AnyText()
         self._episode: Episode | None = None
 
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """What an engine must stop at, keeping it in the text."""
+        return dialect_named(self.rules.dialect).stop_strings
+
+    @property
+    def tools(self) -> tuple[dict[str, Any], ...]:
+        """JSON schemas that the chat template has to show the policy; none in most dialects."""
+        return dialect_named(self.rules.dialect).tools
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Begin an episode. Raises KeyError for an unknown question id, ValueError for an unknown option."""
-        super().reset(seed=seed)
         question_id = checked_options(options, ("question_id",)).get("question_id")
+        super().reset(seed=seed)
         if question_id is None:
             question = self.questions[int(self.np_random.integers(len(self.questions)))]
         else:

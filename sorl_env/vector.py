@@ -12,9 +12,10 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from retrieval_index.types import Hit, RetrievalError, Retriever
+from sorl_env.dialects import dialect_named
 from sorl_env.episode import INFO_KEYS, Episode
 from sorl_env.questions import Question, QuestionSet
-from sorl_env.rewards import RewardSpec, resolve_reward
+from sorl_env.rewards import RewardSpec, check_questions_fit, resolve_reward
 from sorl_env.search_qa import (
     RENDER_MODES,
     check_action,
@@ -65,6 +66,7 @@ class SearchQAVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], np.ndarray]):
         self.rules = make_rules(rules)
         self.reward_fn = resolve_reward(reward)
         self.questions = resolve_questions(questions, split)
+        check_questions_fit(reward, self.questions)
         self.retriever = resolve_retriever(retriever)
         self.render_mode = checked_render_mode(render_mode)
         self.single_observation_space = AnyText()
@@ -76,17 +78,27 @@ class SearchQAVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], np.ndarray]):
         self._infos: list[dict[str, Any]] = [_idle_info() for _ in range(num_envs)]
         self._generators: list[np.random.Generator] | None = None
 
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """What an engine must stop at, keeping it in the text."""
+        return dialect_named(self.rules.dialect).stop_strings
+
+    @property
+    def tools(self) -> tuple[dict[str, Any], ...]:
+        """JSON schemas that the chat template has to show the policy; none in most dialects."""
+        return dialect_named(self.rules.dialect).tools
+
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[tuple[str, ...], dict[str, Any]]:
         """Begin episodes. Raises KeyError for an unknown question id, ValueError for options that do not
         fit.
         """
+        chosen = checked_options(options, ("question_ids", "reset_mask"))
+        mask = self._per_slot(chosen.get("reset_mask"), "reset_mask", default=True)
         super().reset(seed=seed)
         if seed is not None:
             self._generators = None
-        chosen = checked_options(options, ("question_ids", "reset_mask"))
-        mask = self._per_slot(chosen.get("reset_mask"), "reset_mask", default=True)
         questions = self._questions_for(chosen.get("question_ids"), mask)  # all looked up before any slot changes
         observations = []
         for slot, question in enumerate(questions):
@@ -143,13 +155,13 @@ class SearchQAVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], np.ndarray]):
 
     def get_state(self) -> dict[str, Any]:
         """Every episode, idle slots too, and the random generators, as plain data that JSON can hold."""
-        generators = self._generators
+        generators = self._slot_generators()  # made here at the latest: they come from a seed that is no part of it
         return {
             "episodes": [None if episode is None else episode.get_state() for episode in self._episodes],
             "infos": [info | {name: list(info[name]) for name in _TUPLES} for info in self._infos],
             "finished": self.finished.tolist(),
             "np_random": self.np_random.bit_generator.state,
-            "generators": None if generators is None else [one.bit_generator.state for one in generators],
+            "generators": [one.bit_generator.state for one in generators],
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -170,11 +182,9 @@ class SearchQAVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], np.ndarray]):
         self._infos = [info | {name: tuple(info[name]) for name in _TUPLES} for info in state["infos"]]
         self.finished[:] = state["finished"]
         self.np_random.bit_generator.state = state["np_random"]
-        self._generators = None
-        if state["generators"] is not None:
-            self._generators = [seeding.np_random(0)[0] for _ in range(self.num_envs)]
-            for generator, saved in zip(self._generators, state["generators"], strict=True):
-                generator.bit_generator.state = saved
+        self._generators = [seeding.np_random(0)[0] for _ in range(self.num_envs)]
+        for generator, saved in zip(self._generators, state["generators"], strict=True):
+            generator.bit_generator.state = saved
 
     def _search(self, queries: Mapping[int, str | None]) -> dict[int, list[Hit] | None]:
         """Hits of every slot that searches, from one call; None for all of them if it failed."""

@@ -64,7 +64,32 @@ def test_the_budget_is_told_with_what_is_left() -> None:
     episode = begun(max_total_words=100, tell_budget=True)
     assert episode.observations[0].endswith("Searches left: 2. Words left: 100.\n\n")
     step = episode.advance("<search>x</search>", HITS)
-    assert step.observation.endswith("Searches left: 1. Words left: 91.\n\n")  # 1 said, 8 read
+    # 1 said, 8 read, and the 6 of this line
+    assert step.observation.endswith("Searches left: 1. Words left: 85.\n\n")
+    spoken = ["<search>x</search>", *step.observation.split()]
+    assert 100 - len(spoken) == 85
+
+
+def test_a_hint_counts_too_and_may_use_the_budget_up() -> None:
+    # the hint: Not a valid action: no <search> or <answer> was found. Write <search>query</search> or
+    # <answer>answer</answer>. = 14 words; with the 2 said, 16
+    assert begun(max_total_words=17).advance("well then").info["stop"] is None
+    step = begun(max_total_words=16).advance("well then")
+    assert (step.info["stop"], step.observation, step.truncated) == ("length_limit", "", True)
+    told = begun(max_total_words=40, tell_budget=True).advance("well then")
+    assert told.observation.endswith("Words left: 18.\n\n")  # 40 - 2 - 14 - 6
+
+
+def test_a_filled_observation_leaves_room_for_an_answer_in_every_dialect() -> None:
+    call = '<tool_call>{"name":"search","arguments":{"query":"x"}}</tool_call>'
+    for rules in ({}, {"tell_budget": True}):
+        # 1 said of 20; the passages get what is left but for the tags, the line of the budget and an answer
+        episode = begun(max_total_words=20, dialect="tool_call", max_searches=3, **rules)
+        many = [Hit(Passage("p", "", "word " * 50), 1.0)]
+        step = episode.advance(call, many)
+        assert step.info["stop"] is None and step.observation.count("word") > 3
+        assert 1 + len(step.observation.split()) == 18
+        assert episode.advance("<answer>a</answer>").reward == 1.0
 
 
 @pytest.mark.parametrize("rules", [{"max_turn_words": 0}, {"max_total_words": 2.5}, {"max_total_words": True}])
@@ -103,6 +128,28 @@ def test_the_state_of_many_episodes_is_exact_and_plain() -> None:
     assert envs.reset()[0] == again.reset()[0]  # the generators went along
     mask = np.array([False, True, False])
     assert envs.reset(options={"reset_mask": mask})[0] == again.reset(options={"reset_mask": mask})[0]
+
+
+def test_the_state_brings_its_generators_also_where_none_was_needed_yet() -> None:
+    envs, again = make(), make()
+    envs.reset(seed=3, options={"question_ids": ["q1", "q2", "q3"]})
+    again.reset(seed=99, options={"question_ids": ["q1", "q2", "q3"]})
+    again.set_state(json.loads(json.dumps(envs.get_state())))
+    drawn = [env.reset()[0] for env in (envs, again)]
+    assert drawn[0] == drawn[1]
+    fresh = make()
+    fresh.reset(seed=3, options={"question_ids": ["q1", "q2", "q3"]})
+    assert drawn[0] == fresh.reset()[0]  # taking the state changed nothing
+
+
+def test_a_refused_reset_changes_nothing() -> None:
+    envs = make()
+    envs.reset(seed=3)
+    before = envs.get_state()
+    for options in ({"question": 1}, {"reset_mask": [True]}):
+        with pytest.raises(ValueError):
+            envs.reset(seed=4, options=options)
+    assert envs.get_state() == before
 
 
 def test_idle_slots_and_other_numbers_of_slots() -> None:

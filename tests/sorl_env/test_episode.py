@@ -191,9 +191,12 @@ def test_state_of_something_else_is_refused() -> None:
         ({"max_query_chars": 0}, "max_query_chars"),
         ({"invalid_penalty": -0.1}, "invalid_penalty"),
         ({"search_cost": float("nan")}, "search_cost"),
-        ({"prompt": "long"}, "known: math, medical, search_r1, short"),
+        ({"prompt": "long"}, "known: math, medical, medical_tools, search_r1, short, tools"),
         ({"prompt": "{question} {question}"}, "exactly once"),
         ({"prompt": "line one\nno place"}, "unknown prompt"),
+        ({"tell_budget": "yes"}, "tell_budget must be True or False, got 'yes'"),
+        ({"prompt": "search_r1", "dialect": "tool_call"}, "use 'tools' or 'medical_tools' or 'short', or a wording"),
+        ({"prompt": "tools"}, "'tools' explains the dialect 'tool_call', but the dialect is 'search_r1'"),
     ],
 )
 def test_rules_that_make_no_sense(options: dict[str, Any], name: str) -> None:
@@ -223,3 +226,17 @@ def test_info_has_fixed_keys_and_named_stops() -> None:
         for step in play(actions)[1]:
             assert tuple(step.info) == INFO_KEYS
             assert step.info["stop"] in (None, *STOP_REASONS)
+
+
+def test_a_prompt_file_is_read_once(tmp_path: Path) -> None:
+    path = tmp_path / "prompt.txt"
+    path.write_text("Say it: {question}", encoding="utf-8")
+    rules = EpisodeRules(prompt=path)
+    path.write_text("broken", encoding="utf-8")
+    assert Episode(DAM, rules, exact_match).begin() == f"Say it: {DAM.text}"
+    assert rules == EpisodeRules(prompt="Say it: {question}")  # so that a state fits, wherever the file lies
+
+
+@pytest.mark.parametrize(("dialect", "word"), [("search_r1", "<search>"), ("tool_call", "call the tool search")])
+def test_without_a_prompt_the_dialect_explains_itself(dialect: str, word: str) -> None:
+    assert word in Episode(DAM, EpisodeRules(dialect=dialect), exact_match).begin()
