@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from sorl_algos.alarm import OnAlarm
-from sorl_algos.algorithms import AdvantageName, Algorithm, algorithm
+from sorl_algos.algorithms import AdvantageName, Algorithm, LossName, algorithm
+from sorl_algos.schedules import Schedule
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,17 @@ class TrainConfig:
     model: str = "base"
     """"base" (bundled), "smollm2", a directory, or a hub name."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the matrix products. Weights that learn, their gradients and the optimiser are in float32 either way."""
+    gradient_checkpointing: bool = False
+    """Make activations again in the backward pass instead of keeping them: less memory, about a third more time."""
+    sharding: Literal["auto", "ddp", "fsdp2"] = "auto"
+    """Several ranks: "ddp" (each holds all weights), "fsdp2" (each its share); "auto" asks the launcher, else ddp."""
+    lora_rank: int = 0
+    """Rank of low-rank adapters on a frozen base that policy, reference and critic share; 0: all weights learn."""
+    lora_alpha: float = 32.0
+    """What adapters add is scaled by lora_alpha / lora_rank."""
+    lora_targets: str = "all-linear"
+    """Modules with adapters: "all-linear", or names with commas in between, such as q_proj,v_proj."""
     critic: Literal["shared", "own", "none"] = "shared"
     """"shared": a value head on the policy's trunk; "own": a copy of the trunk; "none": for group advantages."""
 
@@ -57,27 +69,54 @@ class TrainConfig:
     trigger_level: Literal["token", "turn", "sequence"] | None = None
     pooling: Literal["mean", "sum"] | None = None
     reduction: str | None = None
+    loss: LossName | None = None
     dual_clip: float | None = None
+    norm_length: float | None = None
+    """Tokens by which `sequence_mean_token_sum_norm` divides."""
     clip_low: float = 0.2
     clip_high: float = 0.2
     gamma: float = 1.0
     lam: float = 1.0
     whiten_advantages: bool = True
     kl_reward_coef: float = 0.0
-    """Coefficient of the k1 KL to the reference in the reward, per action token."""
+    """Coefficient of the KL to the reference in the reward, per action token."""
+    kl_reward_estimator: Literal["k1", "k2", "k3"] = "k1"
     kl_loss_coef: float = 0.0
-    """Coefficient of the k3 KL to the reference in the loss."""
+    """Coefficient of the KL to the reference in the loss."""
+    kl_loss_estimator: Literal["k1", "k2", "k3"] = "k3"
+    kl_target: float | None = None
+    """Steer both coefficients so that the KL to the reference (k1, mean per action token) comes to this."""
+    kl_horizon_episodes: int = 10_000
+    """Episodes over which the steering acts: at most 20 % of the coefficient in so many."""
+    correction: Literal["none", "truncated_is", "icepop", "rejection", "decoupled"] = "none"
+    """For engine and trainer that disagree on log-probabilities: weights in the policy loss (docs/algorithms.md)."""
+    correction_level: Literal["token", "turn", "sequence"] = "token"
+    correction_pooling: Literal["mean", "sum"] = "mean"
+    correction_low: float = 0.5
+    """Least ratio that icepop and rejection keep."""
+    correction_high: float = 2.0
+    """Largest ratio that they keep; the largest weight of truncated_is and decoupled (inf: any)."""
+    rejected_leave_denominator: bool | None = None
+    """Whether tokens that icepop or rejection drop leave the loss's denominators too; these two need it said."""
 
     # Optimisation
     lr: float = 2e-4
     critic_lr: float = 5e-4
     lr_warmup_updates: int = 2
+    lr_schedule: Schedule = "constant"
+    """Course of the policy's rate after the warm-up, down to `lr_final_share` of it at `updates`."""
+    lr_final_share: float = 0.0
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     minibatch_sequences: int = 32
     passes: int = 1
     """Times the rollout batch is gone through; minibatches x passes optimiser steps an update."""
+    max_pass_kl: float | None = None
+    """Leave out the remaining passes of an update when the approx_kl of one is above this."""
     microbatch_sequences: int = 32
+    """Most sequences of a micro-batch, on each rank; the result does not depend on it."""
+    microbatch_tokens: int | None = None
+    """Most tokens of a micro-batch, padding included; sequences of like length go together."""
     value_clip: float | None = 0.2
     critic_warmup_updates: int = 2
     """First updates in which only the critic learns."""
@@ -104,7 +143,8 @@ class TrainConfig:
             "questions_per_update", "group_size", "max_turn_tokens", "max_total_tokens", "minibatch_sequences",
             "passes", "microbatch_sequences", "updates", "eval_every", "save_every", "keep_checkpoints", "top_k",
             "max_observation_words", "lr", "critic_lr", "max_grad_norm", "temperature", "value_clip",
-            "stop_after_minutes",
+            "stop_after_minutes", "kl_target", "kl_horizon_episodes", "max_pass_kl", "microbatch_tokens",
+            "correction_high", "lora_alpha",
         )  # fmt: skip
         for name in positive:
             if getattr(self, name) is not None and not getattr(self, name) > 0:
@@ -112,6 +152,7 @@ class TrainConfig:
         not_negative = (
             "max_searches", "lr_warmup_updates", "critic_warmup_updates", "kl_reward_coef", "kl_loss_coef",
             "weight_decay", "eval_limit", "test_limit", "clip_low", "clip_high", "max_skipped_minibatches",
+            "correction_low", "lora_rank",
         )  # fmt: skip
         for name in not_negative:
             if not getattr(self, name) >= 0:
@@ -120,6 +161,7 @@ class TrainConfig:
             raise ValueError(f"gamma is {self.gamma} and lam {self.lam}; both must lie between 0 and 1")
         if self.clip_low >= 1:
             raise ValueError(f"clip_low is {self.clip_low}; a ratio is kept above 1 - clip_low, so it must be below 1")
+        self._check_choices()
         if self.max_turn_tokens >= self.max_total_tokens:
             raise ValueError(
                 f"max_turn_tokens ({self.max_turn_tokens}) must be below max_total_tokens ({self.max_total_tokens}), "
@@ -152,6 +194,40 @@ class TrainConfig:
                 f"algorithm {self.algorithm!r} needs a critic, but critic is 'none'; use 'shared' or 'own'"
             )
 
+    def _check_choices(self) -> None:
+        """Settings that only make sense together."""
+        for name, known in (
+            ("correction", ("none", "truncated_is", "icepop", "rejection", "decoupled")),
+            ("correction_level", ("token", "turn", "sequence")),
+            ("correction_pooling", ("mean", "sum")),
+            ("kl_reward_estimator", ("k1", "k2", "k3")),
+            ("kl_loss_estimator", ("k1", "k2", "k3")),
+            ("lr_schedule", ("constant", "linear", "cosine")),
+            ("dtype", ("float32", "bfloat16")),
+            ("sharding", ("auto", "ddp", "fsdp2")),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(f"unknown {name} {getattr(self, name)!r}; known: {', '.join(known)}")
+        if not 0 <= self.lr_final_share <= 1:
+            raise ValueError(f"lr_final_share is {self.lr_final_share}; it is a share of lr, between 0 and 1")
+        if self.kl_target is not None and not (self.kl_reward_coef or self.kl_loss_coef):
+            raise ValueError("kl_target steers the KL's coefficients, and both are 0; give --kl-reward-coef a start")
+        if self.correction in ("icepop", "rejection"):
+            if self.rejected_leave_denominator is None:
+                raise ValueError(
+                    f"correction {self.correction!r} drops tokens; say with rejected_leave_denominator whether they "
+                    "leave the denominators too (it changes the objective)"
+                )
+            if self.correction_low >= self.correction_high:
+                raise ValueError(
+                    f"correction_low ({self.correction_low}) must be below correction_high ({self.correction_high})"
+                )
+        if self.microbatch_tokens is not None and self.microbatch_tokens < self.max_total_tokens:
+            raise ValueError(
+                f"microbatch_tokens ({self.microbatch_tokens}) is less than one sequence may have "
+                f"(max_total_tokens {self.max_total_tokens}); raise it"
+            )
+
     @property
     def episodes_per_update(self) -> int:
         return self.questions_per_update * self.group_size
@@ -160,11 +236,15 @@ class TrainConfig:
     def optimiser_steps_per_update(self) -> int:
         return self.episodes_per_update // self.minibatch_sequences * self.passes
 
+    @property
+    def needs_reference(self) -> bool:
+        return bool(self.kl_reward_coef or self.kl_loss_coef)
+
     def algorithm_row(self) -> Algorithm:
         """The row of the table with this run's overrides."""
         columns = (
             "advantages", "level", "normalisation", "threshold", "scope", "trigger_level", "pooling", "reduction",
-            "dual_clip",
+            "loss", "dual_clip", "norm_length",
         )  # fmt: skip
         given = {name: getattr(self, name) for name in columns if getattr(self, name) is not None}
         return algorithm(self.algorithm, **given)

@@ -13,14 +13,18 @@ class MetricsLog:
     """Appends lines to ``metrics.jsonl`` and mirrors them to TensorBoard event files.
 
     A resumed run first drops the lines after the checkpoint it resumes from, so that no update is there twice.
+    With ``write`` False (all ranks but the first) nothing happens.
     """
 
-    def __init__(self, run_dir: Path, *, keep_updates: int = 0, tensorboard: bool = True) -> None:
+    def __init__(
+        self, run_dir: Path, *, keep_updates: int = 0, tensorboard: bool = True, write: bool = True
+    ) -> None:
         self.path = run_dir / "metrics.jsonl"
+        self._file: Any = None
+        if not write:
+            return
         run_dir.mkdir(parents=True, exist_ok=True)
-        if self.path.exists():
-            kept = [line for line in read_metrics(self.path) if line["update"] < keep_updates]
-            write_text_atomically(self.path, "".join(json.dumps(line) + "\n" for line in kept))
+        drop_updates(self.path, keep_updates=keep_updates)
         self._file = self.path.open("a", encoding="utf-8")
         self._tensorboard = None
         if tensorboard:
@@ -29,7 +33,9 @@ class MetricsLog:
             self._tensorboard = SummaryWriter(str(run_dir / "tensorboard"), purge_step=keep_updates)
 
     def write(self, update: int, metrics: dict[str, float]) -> None:
-        """Writes one line; a value that is not finite is written as null."""
+        """Writes one line, safe from a crash when it returns; a value that is not finite is written as null."""
+        if self._file is None:
+            return
         line: dict[str, Any] = {"update": update}
         for name, value in metrics.items():
             number = float(value)
@@ -38,8 +44,12 @@ class MetricsLog:
                 self._tensorboard.add_scalar(name, number, update)
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
+        os.fsync(self._file.fileno())  # the checkpoint that follows must not know of an update that this file lost
 
     def close(self) -> None:
+        """Ends the files; nothing may be written afterwards."""
+        if self._file is None:
+            return
         self._file.close()
         if self._tensorboard is not None:
             self._tensorboard.close()
@@ -56,6 +66,13 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         if isinstance(line, dict) and isinstance(line.get("update"), int):
             lines.append(line)
     return lines
+
+
+def drop_updates(path: Path, *, keep_updates: int) -> None:
+    """Takes the lines of updates that will be made again out of a JSONL file; a missing file stays missing."""
+    if path.exists():
+        kept = [line for line in read_metrics(path) if line["update"] < keep_updates]
+        write_text_atomically(path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 def write_text_atomically(path: Path, text: str) -> None:

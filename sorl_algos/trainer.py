@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sorl_algos.advantages import rewards_with_kl, whiten, whiten_sums
 from sorl_algos.alarm import AlarmLog
@@ -24,20 +21,20 @@ from sorl_algos.interrupts import interrupt_after_update
 from sorl_algos.learner import Learner, set_learning_rates
 from sorl_algos.losses.kl import adapted_coefficient, k1, kl_per_token
 from sorl_algos.losses.reduce import Counts
-from sorl_algos.losses.segments import masked
 from sorl_algos.losses.value import value_loss
-from sorl_algos.metrics import MetricsLog, drop_updates
+from sorl_algos.metrics import MetricsLog
 from sorl_algos.minibatching import microbatches, minibatches
 from sorl_algos.models import score, token_logprobs
 from sorl_algos.normalisation import ClipNormaliser
 from sorl_algos.off_policy import correct
 from sorl_algos.rollout.collect import usable
 from sorl_algos.rollout.source import TrajectorySource
+from sorl_algos.sharding import clip_gradients
+from sorl_algos.skips import SkipLog
 from sorl_algos.totals import add_totals, totals_over_ranks
 from sorl_env.trajectory import Trajectory
 
 Evaluate = Callable[[], dict[str, float]]
-STEP = ("step/", "steps", "skipped_minibatches")
 
 
 def train(
@@ -67,11 +64,11 @@ def train(
     Raises:
         RuntimeError: more than ``config.max_skipped_minibatches`` minibatches had a gradient that was not finite.
     """
-    checkpoints, skips = config.run_dir / "checkpoints", config.run_dir / "skipped_minibatches.jsonl"
+    checkpoints = config.run_dir / "checkpoints"
     device, main_rank = learner.accelerator.device, rank() == 0
     state: dict[str, Any] = {
         "updates_done": 0, "seconds": 0.0, "best_update": None, "best_exact_match": -1.0, "saved_update": None,
-        "before_collapse_update": None, "skipped_minibatches": 0, "kl_scale": 1.0,
+        "before_collapse_update": None, "kl_scale": 1.0,
     }  # fmt: skip
     checkpoint = latest_checkpoint(checkpoints)
     if checkpoint is not None:
@@ -80,8 +77,7 @@ def train(
     learner.kl_scale = state["kl_scale"]
     log = MetricsLog(config.run_dir, keep_updates=start, write=main_rank)
     alarm = AlarmLog(config.run_dir, config.on_alarm, state, keep_updates=start, write=main_rank)
-    if main_rank:
-        drop_updates(skips, keep_updates=start)
+    skips = SkipLog(config.run_dir, config.max_skipped_minibatches, state, keep_updates=start)
 
     with interrupt_after_update() as interrupted:
         for update in range(start, config.updates):
@@ -111,10 +107,8 @@ def train(
                     step = optimiser_step(learner, minibatch, update)
                     add_totals(sums, step)
                     if "skipped_minibatches" in step:
-                        names = [kept[place].question_id for place in minibatch.places.tolist()] if kept else []
-                        state["skipped_minibatches"] += 1
-                        record_skip(skips, update, names, state["skipped_minibatches"], config.max_skipped_minibatches)
-                sums = over_ranks(sums)
+                        skips.record(update, minibatch, kept)
+                sums = totals_over_ranks(sums)
                 add_totals(totals, sums)
                 if went_too_far(sums, config.max_pass_kl):
                     break
@@ -141,7 +135,8 @@ def train(
             stopped = alarm.watch(update, metrics)  # adds "alarm" to the metrics
             if alarm.alarm_update == done:  # the first alarm of the run
                 state["before_collapse_update"] = state["saved_update"]
-            state |= {"updates_done": done, "seconds": seconds_before + time.monotonic() - began, **alarm.state()}
+            state |= {"updates_done": done, "seconds": seconds_before + time.monotonic() - began}
+            state |= alarm.state() | skips.state()
             log.write(update, {"time_s": state["seconds"], **metrics})
             if on_update is not None:
                 on_update(update, metrics)
@@ -218,14 +213,12 @@ def optimiser_step(learner: Learner, minibatch: Batch, update: int) -> dict[str,
     A minibatch whose loss or gradient is not finite changes nothing; its sums are ``skipped_minibatches`` alone.
     """
     config, accelerator = learner.config, learner.accelerator
-    policy = learner.raw_policy
-    policy_parameters = [p for p in policy.lm.parameters() if p.requires_grad]
     counts = global_counts(minibatch)  # before any loss
     kept_counts = None
     if minibatch.counted_mask is not None:
         kept_counts = global_counts(minibatch.replace(loss_mask=minibatch.counted_mask))
     normaliser = ClipNormaliser(
-        learner.algorithm, policy_parameters, clip_low=config.clip_low, clip_high=config.clip_high
+        learner.algorithm, learner.policy_parameters, clip_low=config.clip_low, clip_high=config.clip_high
     )
     only_critic = learner.algorithm.needs_critic and update < config.critic_warmup_updates
     totals: dict[str, Tensor] = {}
@@ -233,7 +226,7 @@ def optimiser_step(learner: Learner, minibatch: Batch, update: int) -> dict[str,
     micros = microbatches(minibatch, config)
     for number, micro in enumerate(micros):
         last = number == len(micros) - 1
-        with nullcontext() if last else accelerator.no_sync(learner.policy):
+        with learner.accumulating(last=last):
             loss, sums = micro_loss(
                 learner, micro, counts, normaliser, only_critic=only_critic, kept_counts=kept_counts
             )
@@ -241,15 +234,12 @@ def optimiser_step(learner: Learner, minibatch: Batch, update: int) -> dict[str,
             accelerator.backward(loss * world_size())  # data parallelism averages; the loss is a global sum
         add_totals(totals, sums)
     report = normaliser.scale_gradients()
-    gradient_norm = nn.utils.clip_grad_norm_(policy_parameters, config.max_grad_norm)
-    value_parameters = [] if policy.value_head is None else list(policy.value_head.parameters())
-    if learner.critic is not None:
-        value_parameters += list(learner.critic.parameters())
-    value_norm = nn.utils.clip_grad_norm_(value_parameters, config.max_grad_norm)
+    gradient_norm = clip_gradients(learner.policy_parameters, config.max_grad_norm)
+    value_norm = clip_gradients(learner.value_parameters, config.max_grad_norm)
     report |= {"grad_norm": gradient_norm, "critic_grad_norm": value_norm}
     if bool(torch.isfinite(gradient_norm) & torch.isfinite(value_norm) & torch.isfinite(all_sum(total_loss))):
         # Only the critic learns, advantages of zero, or no action token: neither momentum nor decay may move weights.
-        for parameters, norm in ((policy_parameters, gradient_norm), (value_parameters, value_norm)):
+        for parameters, norm in ((learner.policy_parameters, gradient_norm), (learner.value_parameters, value_norm)):
             if not norm > 0:
                 for parameter in parameters:
                     parameter.grad = None
@@ -305,7 +295,8 @@ def micro_loss(
         )
         if config.kl_loss_coef and micro.ref_logp is not None:
             kl = kl_per_token(scores.logp, micro.ref_logp, micro.loss_mask, estimator=config.kl_loss_estimator)
-            loss = loss + config.kl_loss_coef * learner.kl_scale * algorithm.reduce(kl, micro.loss_mask, micro.turn_ids, counts)
+            kl = algorithm.reduce(kl, micro.loss_mask, micro.turn_ids, counts)
+            loss = loss + config.kl_loss_coef * learner.kl_scale * kl
     if micro.returns is not None and micro.values is not None:
         values = scores.values
         if learner.critic is not None:
@@ -316,12 +307,6 @@ def micro_loss(
         sums["value_loss"] = critic_loss.detach()
         loss = loss + critic_loss
     return loss, sums
-
-
-def over_ranks(sums: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Sums of micro-batches over all ranks; what a whole step reports is the same on each already."""
-    own = {name: value for name, value in sums.items() if not name.startswith(STEP)}
-    return totals_over_ranks(own) | {name: value for name, value in sums.items() if name.startswith(STEP)}
 
 
 def went_too_far(sums: dict[str, Tensor], max_pass_kl: float | None) -> bool:
@@ -343,20 +328,3 @@ def steer_kl(scale: float, batch: Batch, config: TrainConfig) -> float:
         horizon=config.kl_horizon_episodes,
         seen=config.episodes_per_update,
     )
-
-
-def record_skip(path: Path, update: int, question_ids: list[str], skipped: int, limit: int) -> None:
-    """Adds a line on a skipped minibatch to ``path``: what this rank had in it.
-
-    Raises:
-        RuntimeError: it is one more than ``limit``.
-    """
-    line = {"update": update, "rank": rank(), "question_ids": sorted(set(question_ids)), "skipped": skipped}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
-    if skipped > limit:
-        raise RuntimeError(
-            f"{skipped} minibatches had a loss or gradient that was not finite (see {path}); "
-            "lower --lr or --max-grad-norm, and look at ratio_max in the metrics"
-        )

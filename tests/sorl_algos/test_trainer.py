@@ -225,8 +225,6 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_recorded(make_model: Any, 
     totals = optimiser_step(learner, batch.replace(advantages=broken), update=4)
     assert changed(before, weights(learner)) == set() and not optimiser_state(learner)
     assert {name: float(value) for name, value in totals.items()} == {"skipped_minibatches": 1.0}
-    [line] = (tmp_path / "skipped_minibatches.jsonl").read_text().splitlines()
-    assert json.loads(line) == {"update": 4, "groups": batch.group_ids.tolist()}
     optimiser_step(learner, batch, update=5)
     assert changed(before, weights(learner))
 
@@ -238,7 +236,12 @@ def test_too_many_skips_end_the_run_with_a_remedy(make_model: Any, tmp_path: Pat
     source = ReplaySource([made_up(8, reward=lambda row: 1e30)])  # its square is past float32
     with pytest.raises(RuntimeError, match=r"4 minibatches had .* not finite .*lower --lr"):
         train(config, learner, source, pad_id=0)
-    assert len((tmp_path / "skipped_minibatches.jsonl").read_text().splitlines()) == 4
+    lines = [json.loads(line) for line in (tmp_path / "skipped_minibatches.jsonl").read_text().splitlines()]
+    assert [(line["update"], line["skipped"]) for line in lines] == [(0, 1), (0, 2), (1, 3), (1, 4)]
+    # four questions an update, two in each of its minibatches
+    assert [sorted(lines[at]["question_ids"] + lines[at + 1]["question_ids"]) for at in (0, 2)] == [
+        ["q0", "q1", "q2", "q3"]
+    ] * 2
     assert changed(before, weights(learner)) == set()
     [line] = read_metrics(tmp_path / "metrics.jsonl")  # the first update: both minibatches skipped
     assert line["skipped_minibatches"] == 2.0
@@ -267,7 +270,11 @@ def test_minibatches_are_a_function_of_seed_and_update_and_keep_groups_together(
         config = small_config(
             tmp_path, questions_per_update=6, group_size=4, minibatch_sequences=8, passes=2, **changes
         )
-        return [minibatch.group_ids.tolist() for minibatch in minibatches(batch, config, update)]
+        return [
+            minibatch.group_ids.tolist()
+            for number in range(config.passes)
+            for minibatch in minibatches(batch, config, update, number)
+        ]
 
     first = order(0)
     assert order(0) == first and order(1) != first and order(0, seed=1) != first
