@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from sorl_algos.batch import Batch
 from sorl_algos.distributed import agreed_maximum
+from sorl_algos.lora import CRITIC, POLICY, Adapters, merged_weights
 from sorl_algos.losses.segments import at_least_float32
+from sorl_algos.sharding import layer_class_names
+from sorl_algos.token_scores import token_scores
 
-# Action tokens whose logits exist at one time: 2,048 x a vocabulary of 150k in fp32 is 1.2 GB, of 4k 34 MB.
-LOGIT_CHUNK = 2048
 BASE_MODEL_DIR = Path(__file__).parent / "base_model"
 
 
@@ -49,12 +51,60 @@ class ValueHead(nn.Module):
         return at_least_float32(self.outer(nn.functional.silu(self.inner(hidden))).squeeze(-1))
 
 
-def _action_hidden(language_model: Any, token_ids: Tensor, attention_mask: Tensor, loss_mask: Tensor) -> Tensor:
-    """Hidden states ``(N, H)`` from which the N action tokens are predicted, row by row."""
-    hidden = language_model.base_model(
-        input_ids=token_ids, attention_mask=attention_mask.long(), use_cache=False
-    ).last_hidden_state
-    return hidden[:, :-1][loss_mask[:, 1:]]
+class Trunk:
+    """A language model without its head, run in the chosen precision, keeping few activations where that is wanted.
+
+    Args:
+        compute_dtype: of matrix products (autocast); the weights stay as they are. None: the weights' own.
+        checkpointing: keep only what enters each layer, and run the layer again in the backward pass.
+        adapters: those in the model; a layer that is run again sees the adapter it saw the first time.
+    """
+
+    def __init__(
+        self, *, compute_dtype: torch.dtype | None = None, checkpointing: bool = False, adapters: Adapters | None = None
+    ) -> None:
+        self.compute_dtype, self.checkpointing, self.adapters = compute_dtype, checkpointing, adapters
+
+    def attach(self, base_model: Any) -> None:
+        """Makes the layers ready to be run again in backward."""
+        if self.checkpointing:
+            again = {"use_reentrant": False, "context_fn": self._contexts}
+            base_model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=again)
+
+    def action_hidden(self, base_model: Any, token_ids: Tensor, attention_mask: Tensor, loss_mask: Tensor) -> Tensor:
+        """Hidden states ``(N, H)`` from which the N action tokens are predicted, row by row."""
+        with self.precision(token_ids.device), self._checkpointed(base_model):
+            hidden = base_model(
+                input_ids=token_ids, attention_mask=attention_mask.long(), use_cache=False
+            ).last_hidden_state
+        return hidden[:, :-1][loss_mask[:, 1:]]
+
+    def precision(self, device: torch.device) -> AbstractContextManager[Any]:
+        # Each weight is used once in a forward: keeping its cast copy until the end would only cost memory.
+        on = self.compute_dtype is not None
+        return torch.autocast(device.type, dtype=self.compute_dtype, enabled=on, cache_enabled=False)
+
+    @contextmanager
+    def _checkpointed(self, base_model: Any) -> Iterator[None]:
+        """transformers makes activations again only in layers in training mode, which here is never on: no module
+        inside a layer (dropout) is switched, only the layer itself, and only while it runs."""
+        layers = []
+        if self.checkpointing and torch.is_grad_enabled():
+            names = layer_class_names(base_model)
+            # a layer that is split over ranks has a class of its own, derived from the first
+            layers = [m for m in base_model.modules() if names & {kind.__name__ for kind in type(m).__mro__}]
+        for layer in layers:
+            layer.training = True
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.training = False
+
+    def _contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        if self.adapters is None:
+            return nullcontext(), nullcontext()
+        return nullcontext(), self.adapters.use(self.adapters.acting)
 
 
 def _scatter(values: Tensor, loss_mask: Tensor) -> Tensor:
@@ -63,27 +113,25 @@ def _scatter(values: Tensor, loss_mask: Tensor) -> Tensor:
     return out.masked_scatter(loss_mask, values)
 
 
-def _chunk_logp(
-    hidden: Tensor, targets: Tensor, weight: Tensor, bias: Tensor | None, temperature: float
-) -> tuple[Tensor, Tensor]:
-    logits = at_least_float32(nn.functional.linear(hidden, weight, bias)) / temperature
-    log_normaliser = logits.logsumexp(-1)
-    logp = logits.gather(-1, targets[:, None]).squeeze(-1) - log_normaliser
-    with torch.no_grad():
-        entropy = log_normaliser - ((logits - log_normaliser[:, None]).exp() * logits).sum(-1)
-    return logp, entropy
-
-
 class Policy(nn.Module):
-    """A causal language model seen as a policy over tokens, with an optional value head on its trunk.
+    """A causal language model seen as a policy over tokens, with an optional critic on the same weights.
 
-    The value head reads the trunk's hidden states without sending gradient into them: a critic that costs one small
-    matrix product. Dropout is never on (`train` leaves the module in evaluation mode): old, reference and new
-    log-probabilities come from one function. ``logit_chunk``: action tokens whose logits exist at one time.
+    ``shared_critic``: a value head reads the trunk's hidden states without sending gradient into them, a critic that
+    costs one small matrix product. With ``adapters`` that hold one for the critic, the head reads a second pass
+    through the trunk with that adapter, and both learn. Dropout is never on (`train` leaves the module in evaluation
+    mode): old, reference and new log-probabilities come from one function. ``logit_chunk``: action tokens whose
+    logits exist at one time (None: by the vocabulary). ``compute_dtype`` and ``checkpointing``: see `Trunk`.
     """
 
     def __init__(
-        self, language_model: Any, *, shared_critic: bool = False, logit_chunk: int = LOGIT_CHUNK
+        self,
+        language_model: Any,
+        *,
+        shared_critic: bool = False,
+        logit_chunk: int | None = None,
+        adapters: Adapters | None = None,
+        compute_dtype: torch.dtype | None = None,
+        checkpointing: bool = False,
     ) -> None:
         super().__init__()
         if getattr(language_model.config, "final_logit_softcapping", None):
@@ -92,48 +140,89 @@ class Policy(nn.Module):
                 "the log-probabilities here would miss; use a model without it"
             )
         self.lm = language_model
-        self.logit_chunk = logit_chunk
-        self.value_head = ValueHead(language_model.config.hidden_size) if shared_critic else None
+        self.logit_chunk, self.adapters = logit_chunk, adapters
+        self.critic_adapter = adapters is not None and bool(adapters.parameters(CRITIC))
+        with_head = shared_critic or self.critic_adapter
+        self.value_head = ValueHead(language_model.config.hidden_size) if with_head else None
+        self.trunk = Trunk(compute_dtype=compute_dtype, checkpointing=checkpointing, adapters=adapters)
+        self.trunk.attach(language_model.base_model)
         self.eval()
 
     def train(self, mode: bool = True) -> Policy:
         return super().train(False)
 
+    def value_parameters(self) -> list[nn.Parameter]:
+        """What the value loss moves: the head, and the critic's adapter."""
+        head = [] if self.value_head is None else list(self.value_head.parameters())
+        return head + ([] if self.adapters is None else self.adapters.parameters(CRITIC))
+
+    def policy_parameters(self) -> list[nn.Parameter]:
+        """What the policy loss moves."""
+        values = {id(parameter) for parameter in self.value_parameters()}
+        return [p for p in self.lm.parameters() if p.requires_grad and id(p) not in values]
+
     def forward(
+        self,
+        token_ids: Tensor,
+        attention_mask: Tensor,
+        loss_mask: Tensor,
+        temperature: float = 1.0,
+        base_only: bool = False,
+    ) -> TokenScores:
+        """Scores of the action tokens. Tensors ``(B, T)``; column 0 is never an action token.
+
+        ``base_only``: of the model without its adapters, and no values.
+        """
+        inputs = (self.lm.base_model, token_ids, attention_mask, loss_mask)
+        with self._acting(None if base_only else POLICY):
+            hidden = self.trunk.action_hidden(*inputs)
+        head = self.lm.get_output_embeddings()
+        logp, entropy = token_scores(
+            hidden,
+            token_ids[loss_mask],
+            head.weight,
+            head.bias,
+            temperature=temperature,
+            compute_dtype=self.trunk.compute_dtype,
+            tokens_at_once=self.logit_chunk,
+        )
+        values = None
+        if self.value_head is not None and not base_only:
+            seen = hidden.detach()
+            if self.critic_adapter:
+                with self._acting(CRITIC):
+                    seen = self.trunk.action_hidden(*inputs)
+            values = _scatter(self.value_head(seen), loss_mask)
+        return TokenScores(logp=_scatter(logp, loss_mask), entropy=_scatter(entropy, loss_mask), values=values)
+
+    def _acting(self, name: str | None) -> AbstractContextManager[None]:
+        return nullcontext() if self.adapters is None else self.adapters.use(name)
+
+
+@dataclass(frozen=True, slots=True)
+class BaseReference:
+    """The reference of a policy with adapters: the policy's own model, as `Learner.policy` runs it, without them."""
+
+    policy: Callable[..., TokenScores]
+
+    def __call__(
         self, token_ids: Tensor, attention_mask: Tensor, loss_mask: Tensor, temperature: float = 1.0
     ) -> TokenScores:
-        """Scores of the action tokens. All inputs ``(B, T)``; column 0 is never an action token."""
-        hidden = _action_hidden(self.lm, token_ids, attention_mask, loss_mask)
-        targets = token_ids[loss_mask]
-        head = self.lm.get_output_embeddings()
-        logps, entropies = [], []
-        for start in range(0, max(len(targets), 1), self.logit_chunk):
-            piece = slice(start, start + self.logit_chunk)
-            arguments = (hidden[piece], targets[piece], head.weight, head.bias, temperature)
-            if torch.is_grad_enabled() and len(targets) > self.logit_chunk:
-                # The logits of a chunk are made again in backward: never more than one chunk of them at a time.
-                logp, entropy = checkpoint(_chunk_logp, *arguments, use_reentrant=False)
-            else:
-                logp, entropy = _chunk_logp(*arguments)
-            logps.append(logp)
-            entropies.append(entropy)
-        values = None
-        if self.value_head is not None:
-            values = _scatter(self.value_head(hidden.detach()), loss_mask)
-        return TokenScores(
-            logp=_scatter(torch.cat(logps), loss_mask),
-            entropy=_scatter(torch.cat(entropies), loss_mask),
-            values=values,
-        )
+        with torch.no_grad():
+            return self.policy(token_ids, attention_mask, loss_mask, temperature, base_only=True)
 
 
 class Critic(nn.Module):
-    """A value model of its own: the policy's trunk, copied, with a scalar head."""
+    """A value model of its own: the policy's trunk, copied, with a scalar head. Settings as for `Policy`."""
 
-    def __init__(self, language_model: Any) -> None:
+    def __init__(
+        self, language_model: Any, *, compute_dtype: torch.dtype | None = None, checkpointing: bool = False
+    ) -> None:
         super().__init__()
         self.trunk = copy.deepcopy(language_model.base_model)
         self.head = ValueHead(language_model.config.hidden_size)
+        self._runner = Trunk(compute_dtype=compute_dtype, checkpointing=checkpointing)
+        self._runner.attach(self.trunk)
         self.eval()
 
     def train(self, mode: bool = True) -> Critic:
@@ -141,10 +230,48 @@ class Critic(nn.Module):
 
     def forward(self, token_ids: Tensor, attention_mask: Tensor, loss_mask: Tensor) -> Tensor:
         """Values ``(B, T)``: column t is the value before token t is sampled; zero off the action tokens."""
-        hidden = self.trunk(
-            input_ids=token_ids, attention_mask=attention_mask.long(), use_cache=False
-        ).last_hidden_state
-        return _scatter(self.head(hidden[:, :-1][loss_mask[:, 1:]]), loss_mask)
+        return _scatter(
+            self.head(self._runner.action_hidden(self.trunk, token_ids, attention_mask, loss_mask)), loss_mask
+        )
+
+
+def make_policy_and_critic(
+    language_model: Any,
+    *,
+    critic: Literal["shared", "own", "none"],
+    compute_dtype: torch.dtype | None = None,
+    checkpointing: bool = False,
+    lora_rank: int = 0,
+    lora_alpha: float = 32.0,
+    lora_targets: str = "all-linear",
+) -> tuple[Policy, Critic | None]:
+    """The policy, and the critic where it is a model of its own; numbers as in `TrainConfig`.
+
+    With adapters (``lora_rank`` above 0) every critic is part of the policy: "own" is a second adapter.
+    """
+    adapters, own = None, None
+    if lora_rank:
+        adapters = Adapters(
+            language_model, rank=lora_rank, alpha=lora_alpha, targets=lora_targets, critic=critic == "own"
+        )
+    elif critic == "own":
+        own = Critic(language_model, compute_dtype=compute_dtype, checkpointing=checkpointing)
+    policy = Policy(
+        language_model,
+        shared_critic=critic == "shared",
+        adapters=adapters,
+        compute_dtype=compute_dtype,
+        checkpointing=checkpointing,
+    )
+    return policy, own
+
+
+def full_weights(policy: Any) -> Iterator[tuple[str, Tensor]]:
+    """Names and weights of the policy's language model as an engine wants them: whole, adapters merged, tied ones once.
+
+    Where weights are split over ranks every rank must go through all of them.
+    """
+    return merged_weights(policy.lm)
 
 
 def token_logprobs(policy: nn.Module, batch: Batch, *, temperature: float = 1.0) -> TokenScores:
@@ -236,10 +363,15 @@ def resolve_model(name: str) -> str:
     return name
 
 
-def save_language_model(model: Any, tokenizer: Any, directory: Path) -> None:
-    """Writes model and tokenizer as safetensors and JSON; the directory appears only when whole."""
+def save_language_model(
+    model: Any, tokenizer: Any, directory: Path, *, weights: dict[str, Tensor] | None = None
+) -> None:
+    """Writes model and tokenizer as safetensors and JSON; the directory appears only when whole.
+
+    ``weights``: in place of the model's own (those of `full_weights`, where adapters or ranks hold them).
+    """
     partial = directory.with_name(f"{directory.name}.partial-{os.getpid()}")
-    model.save_pretrained(partial)
+    model.save_pretrained(partial, state_dict=weights)
     tokenizer.save_pretrained(partial)
     if directory.exists():
         old = directory.with_name(f"{directory.name}.old-{os.getpid()}")

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from sorl_algos.algorithms import Algorithm, CoefficientRatio, gradient_factor
 from sorl_algos.batch import Batch
-from sorl_algos.distributed import all_sum
+from sorl_algos.distributed import all_sum, any_rank, world_size
 from sorl_algos.losses.clip_norm import normalisation_factor
 from sorl_algos.losses.policy import LossOutput
+from sorl_algos.sharding import gradient_norm, is_split
 
 
 class ClipNormaliser:
@@ -24,6 +25,9 @@ class ClipNormaliser:
 
     Call `gather` on each micro-batch before its backward and `scale_gradients` once after the last one. At scope
     "microbatch" of a gradient estimator `gather` returns the factor of the micro-batch, for its policy loss.
+
+    Where the weights are split over ranks (FSDP2), gradients exist only after they were summed over all ranks: then
+    every rank takes part in each second backward, and a "microbatch" is what all ranks run at one time.
     """
 
     def __init__(
@@ -31,6 +35,7 @@ class ClipNormaliser:
     ) -> None:
         self.algorithm = algorithm
         self.parameters = parameters
+        self.split = is_split(parameters)
         self.clip_low, self.clip_high = clip_low, clip_high
         self._sums: Tensor | None = None
         self._excess: list[Tensor] | None = None
@@ -60,19 +65,39 @@ class ClipNormaliser:
             self._sums = sums if self._sums is None else self._sums + sums
             return None
         alone = setting.scope == "microbatch"
-        if not bool((out.clip_excess != 0).any()):  # only micro-batches with clipped tokens pay the second backward
+        clipped = bool((out.clip_excess != 0).any())
+        if self.split:
+            clipped = any_rank(clipped, logp.device)
+        if not clipped:  # only micro-batches with clipped tokens pay the second backward
             return (logp.new_ones(()), logp.new_zeros(())) if alone else None
-        gradients = torch.autograd.grad(reduced_excess, self.parameters, retain_graph=True, allow_unused=True)
+        gradients = self._gradients(reduced_excess)
         if alone:
-            clipped = torch.autograd.grad(reduced_loss, self.parameters, retain_graph=True, allow_unused=True)
-            norms = [_norm([x for x in found if x is not None]) for found in (gradients, clipped)]
+            norms = [gradient_norm(found) for found in (gradients, self._gradients(reduced_loss))]
             return gradient_factor(setting, *norms)
         if self._excess is None:
-            self._excess = [torch.zeros_like(parameter) for parameter in self.parameters]
-        for total, gradient in zip(self._excess, gradients, strict=True):
-            if gradient is not None:
+            self._excess = [gradient.clone() for gradient in gradients]  # two of them may be one tensor
+        else:
+            for total, gradient in zip(self._excess, gradients, strict=True):
                 total += gradient
         return None
+
+    def _gradients(self, loss: Tensor) -> list[Tensor]:
+        """The loss's gradient of each parameter; where weights are split, this rank's share of the sum over ranks."""
+        if not self.split:
+            found = torch.autograd.grad(loss, self.parameters, retain_graph=True, allow_unused=True)
+        else:
+            # The weights' own hooks do the summing, so it must be a whole backward; .grad is left as it was.
+            before = [parameter.grad for parameter in self.parameters]
+            for parameter in self.parameters:
+                parameter.grad = None
+            (loss * world_size()).backward(retain_graph=True)  # the hooks average
+            found = tuple(parameter.grad for parameter in self.parameters)
+            for parameter, gradient in zip(self.parameters, before, strict=True):
+                parameter.grad = gradient
+        return [
+            torch.zeros_like(parameter) if gradient is None else gradient
+            for parameter, gradient in zip(self.parameters, found, strict=True)
+        ]
 
     @torch.no_grad()
     def scale_gradients(self) -> dict[str, Tensor]:
@@ -87,17 +112,11 @@ class ClipNormaliser:
             report = {"factor": factor, "rho": rho}
         else:
             excess = self._excess or [torch.zeros_like(parameter) for parameter in self.parameters]
-            excess_norm = _norm([all_sum(gradient) for gradient in excess])
-            clipped_norm = _norm([parameter.grad for parameter in self.parameters if parameter.grad is not None])
+            excess_norm = gradient_norm(excess if self.split else [all_sum(gradient) for gradient in excess])
+            clipped_norm = gradient_norm([p.grad for p in self.parameters if p.grad is not None])
             factor, rho = gradient_factor(setting, excess_norm, clipped_norm)
             report = {"factor": factor, "rho": rho, "excess_norm": excess_norm}
         for parameter in self.parameters:
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
         return report
-
-
-def _norm(tensors: Sequence[Tensor]) -> Tensor:
-    if not tensors:
-        return torch.zeros(())
-    return torch.stack([tensor.float().square().sum() for tensor in tensors]).sum().sqrt()

@@ -59,9 +59,9 @@ def test_equal_to_the_naive_computation_with_its_gradient(make_model: Any, chunk
 
 def test_temperature_by_hand(make_model: Any) -> None:
     # Logits 2, 1, 0 at temperature 0.5: log softmax(4, 2, 0)[0] = 4 - ln(e^4 + e^2 + 1) = -0.142932.
-    from sorl_algos.models import _chunk_logp
+    from sorl_algos.token_scores import token_scores
 
-    logp, _ = _chunk_logp(torch.tensor([[2.0, 1.0, 0.0]]), torch.tensor([0]), torch.eye(3), None, temperature=0.5)
+    logp, _ = token_scores(torch.tensor([[2.0, 1.0, 0.0]]), torch.tensor([0]), torch.eye(3), temperature=0.5)
     assert float(logp) == pytest.approx(-0.142932, abs=1e-6)
 
 

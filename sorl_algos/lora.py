@@ -1,0 +1,93 @@
+"""Low-rank adapters (peft) on a frozen base: policy, critic and reference share one set of large weights.
+
+The adapters live inside the language model, in float32. Which one acts is chosen for each forward; with none, the
+model is the base itself, which is the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sorl_algos.sharding import whole
+
+POLICY, CRITIC = "policy", "critic"
+
+
+class Adapters:
+    """Puts adapters into a language model and says which of them acts. The base is frozen.
+
+    Args:
+        rank, alpha: the weight of a module becomes W + alpha / rank B A, with A ``(rank, in)`` and B ``(out, rank)``;
+            B starts at zero.
+        targets: "all-linear" (every linear module but the output head), or names of modules with commas in between.
+        critic: a second adapter, for values.
+
+    Raises:
+        ValueError: peft is not installed, or no module has one of the names.
+    """
+
+    def __init__(self, language_model: Any, *, rank: int, alpha: float, targets: str, critic: bool = False) -> None:
+        try:
+            from peft import LoraConfig, inject_adapter_in_model
+            from peft.tuners.lora import LoraLayer
+        except ImportError as error:
+            raise ValueError("low-rank adapters need peft; pip install -c constraints.txt 'sorl[lora]'") from error
+        language_model.requires_grad_(False)
+        chosen = targets if targets == "all-linear" else [name.strip() for name in targets.split(",")]
+        for name in (POLICY, CRITIC) if critic else (POLICY,):
+            setting = LoraConfig(r=rank, lora_alpha=alpha, target_modules=chosen, lora_dropout=0.0, bias="none")
+            inject_adapter_in_model(setting, language_model, name)
+        self._layers: list[Any] = [module for module in language_model.modules() if isinstance(module, LoraLayer)]
+        self.acting: str | None = POLICY
+        for name, parameter in language_model.named_parameters():
+            if ".lora_" in name:
+                parameter.requires_grad_(True)
+                parameter.data = parameter.data.float()
+        self._choose(POLICY)
+
+    def parameters(self, name: str) -> list[nn.Parameter]:
+        """The weights of one adapter."""
+        return [
+            parameter
+            for layer in self._layers
+            for part in (layer.lora_A, layer.lora_B)
+            if name in part
+            for parameter in part[name].parameters()
+        ]
+
+    @contextmanager
+    def use(self, name: str | None) -> Iterator[None]:
+        """Within, the named adapter acts; None: the base alone."""
+        before = self.acting
+        self._choose(name)
+        try:
+            yield
+        finally:
+            self._choose(before)
+
+    def _choose(self, name: str | None) -> None:
+        # peft's own switches also turn requires_grad on and off, in the midst of a graph that is being built.
+        self.acting = name
+        for layer in self._layers:
+            layer._disable_adapters = name is None
+            layer._active_adapter = [name or POLICY]
+
+
+def merged_weights(language_model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Names of the base model and whole weights, the policy's adapter added to those that have one."""
+    modules = dict(language_model.named_modules())
+    for name, parameter in language_model.named_parameters():
+        if ".lora_" in name:
+            continue
+        weight = whole(parameter.detach())
+        if name.endswith(".base_layer.weight"):
+            layer = modules[name.removesuffix(".base_layer.weight")]
+            down, up = (whole(part[POLICY].weight.detach()) for part in (layer.lora_A, layer.lora_B))
+            change = layer.scaling[POLICY] * (up @ down)
+            weight = (weight + (change.T if layer.fan_in_fan_out else change)).to(weight.dtype)
+        yield name.replace(".base_layer.", "."), weight
