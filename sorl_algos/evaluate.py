@@ -1,4 +1,7 @@
-"""Scores of a policy on a set of questions, with intervals: exact match, F1, searches."""
+"""Scores of a policy on a set of questions, with intervals: exact match, F1, searches.
+
+What a training run needs between its updates; `sorl_algos.evaluation` holds the harness that makes result files.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from sorl_algos.evaluation.statistics import interval
 from sorl_algos.rollout.collect import collect, usable
 from sorl_algos.rollout.engine import RolloutEngine, Sampling
 from sorl_algos.rollout.renderer import Renderer
 from sorl_env.trajectory import Trajectory
 
-RESAMPLES = 2000
+__all__ = ["Evaluation", "evaluate", "interval", "searches"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +92,3 @@ def evaluate(
 def searches(trajectory: Trajectory) -> int:
     """Searches that were carried out in an episode (one asked for in the last turn is not)."""
     return int(trajectory.info["searches"])
-
-
-def interval(values: Sequence[float], *, seed: int = 0, level: float = 0.95) -> dict[str, float]:
-    """Mean and percentile bootstrap interval (Efron 1979) of independent scores: ``mean``, ``low``, ``high``."""
-    array = np.asarray(values, dtype=np.float64)
-    generator = np.random.default_rng(seed)
-    picks = generator.integers(0, len(array), size=(RESAMPLES, len(array)))
-    means = array[picks].mean(axis=1)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return {"mean": float(array.mean()), "low": float(low), "high": float(high)}

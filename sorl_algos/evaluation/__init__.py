@@ -1,0 +1,1 @@
+"""Evaluation that others can repeat: plays of whole sets, result files, their statistics, their comparison."""
