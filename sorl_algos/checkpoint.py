@@ -1,25 +1,33 @@
-"""Exact resume: weights, optimiser and counters of a run, as safetensors and JSON (never pickle).
+"""Exact resume: weights, optimiser, random states and counters of a run, as safetensors and JSON (never pickle).
 
-A checkpoint is a directory ``step_000010`` (10 updates done) that appears by one rename when it is whole; what a
-killed save leaves behind has another name and is cleared away by the next save.
+A checkpoint is a directory ``step_000010`` (10 updates done) that appears by one rename when it is whole and goes by
+one when it is removed; what a killed save or removal leaves behind has another name and is cleared away by the next
+save. Weights that are split over ranks are stored whole: a run may go on with another number of ranks.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shutil
 import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from sorl_algos.distributed import agreed_maximum, rank
+from sorl_algos.sharding import optimizer_tensors, split_like, split_optimizer_state, whole
+
 _NAME = re.compile(r"step_(\d+)")
 FORMAT = 1
+KEPT = ("best_update", "before_collapse_update")
+"""Entries of the state that name a checkpoint which retention never removes."""
 
 
 def save_checkpoint(
@@ -31,33 +39,57 @@ def save_checkpoint(
     state: dict[str, Any],
     keep: int,
 ) -> Path:
-    """Writes ``directory/step_NNNNNN`` and removes the oldest beyond ``keep`` (the best one stays).
+    """Writes ``directory/step_NNNNNN`` and removes the oldest beyond ``keep``.
 
-    ``state`` is JSON; with ``state["best_update"]`` naming the update whose checkpoint must not be removed.
+    ``state`` is JSON. The checkpoints of the updates that its ``best_update`` and ``before_collapse_update`` name
+    stay. Every rank must call it (weights may be split); rank 0 writes.
     """
+    tensors, texts = {}, {}
+    for name, module in modules.items():
+        tensors[name] = _on_cpu(_unique_tensors(module))
+    for name, optimizer in optimizers.items():
+        flat, groups = _flatten(optimizer_tensors(optimizer))
+        tensors[f"{name}_optimizer"] = _on_cpu(flat)
+        texts[f"{name}_optimizer"] = json.dumps(groups)
+    final = directory / f"step_{updates_done:06d}"
+    if rank() == 0:
+        tensors["rng"], texts["rng"] = _random_states()
+        own = {"format": FORMAT, "updates_done": updates_done}
+        texts["state"] = json.dumps(state | own, indent=1)
+        _write(final, tensors, texts)
+        protected = [state.get(name) for name in KEPT]
+        for old in _complete(directory)[:-keep]:
+            if _updates(old) not in protected:
+                _remove(old)
+    agreed_maximum(0, torch.device("cuda" if torch.cuda.is_available() else "cpu"))  # wait until it is there
+    return final
+
+
+def _write(final: Path, tensors: dict[str, dict[str, Tensor]], texts: dict[str, str]) -> None:
+    """The files of a checkpoint, all or none of them."""
+    directory = final.parent
     directory.mkdir(parents=True, exist_ok=True)
     for leftover in directory.glob("*.partial-*"):
         shutil.rmtree(leftover)
-    partial = directory / f"step_{updates_done:06d}.partial-{os.getpid()}"
+    partial = directory / f"{final.name}.partial-{os.getpid()}"
     partial.mkdir()
-    for name, module in modules.items():
-        _save_tensors(_unique_tensors(module), partial / f"{name}.safetensors")
-    for name, optimizer in optimizers.items():
-        tensors, groups = _flatten(optimizer.state_dict())
-        _save_tensors(tensors, partial / f"{name}_optimizer.safetensors")
-        _write_text(json.dumps(groups), partial / f"{name}_optimizer.json")
-    _save_tensors({"cpu": torch.get_rng_state()}, partial / "rng.safetensors")
-    own = {"format": FORMAT, "updates_done": updates_done}
-    _write_text(json.dumps(state | own, indent=1), partial / "state.json")
-    final = directory / f"step_{updates_done:06d}"
+    for name, found in tensors.items():
+        save_file(found, partial / f"{name}.safetensors")
+        _sync(partial / f"{name}.safetensors")
+    for name, text in texts.items():
+        _write_text(text, partial / f"{name}.json")
+    _sync(partial)
     if final.exists():
-        shutil.rmtree(final)
+        _remove(final)
     os.replace(partial, final)
-    best = state.get("best_update")
-    for old in _complete(directory)[:-keep]:
-        if _updates(old) != best:
-            shutil.rmtree(old)
-    return final
+    _sync(directory)
+
+
+def _remove(checkpoint: Path) -> None:
+    """Takes it away at once, by a rename, and then file by file: a kill must not leave half a checkpoint."""
+    going = checkpoint.with_name(f"{checkpoint.name}.partial-{os.getpid()}-old")
+    os.replace(checkpoint, going)
+    shutil.rmtree(going)
 
 
 def latest_checkpoint(directory: Path) -> Path | None:
@@ -69,7 +101,7 @@ def latest_checkpoint(directory: Path) -> Path | None:
 def load_checkpoint(
     checkpoint: Path, *, modules: dict[str, nn.Module], optimizers: dict[str, torch.optim.Optimizer]
 ) -> dict[str, Any]:
-    """Restores modules, optimisers and the random state in place; returns the saved ``state``.
+    """Restores modules, optimisers and the random states of all libraries in place; returns the saved ``state``.
 
     Raises:
         ValueError: the checkpoint is of another format, or of another model.
@@ -90,13 +122,37 @@ def load_checkpoint(
             )
         with torch.no_grad():
             for key, tensor in own.items():
-                tensor.copy_(tensors[key])
+                tensor.copy_(split_like(tensors[key], tensor))
     for name, optimizer in optimizers.items():
         groups = json.loads((checkpoint / f"{name}_optimizer.json").read_text(encoding="utf-8"))
         tensors = load_file(checkpoint / f"{name}_optimizer.safetensors")
-        optimizer.load_state_dict(_unflatten(tensors, groups))
-    torch.set_rng_state(load_file(checkpoint / "rng.safetensors")["cpu"])
+        optimizer.load_state_dict(split_optimizer_state(_unflatten(tensors, groups), optimizer))
+    _restore_random_states(checkpoint)
     return state
+
+
+def _random_states() -> tuple[dict[str, Tensor], str]:
+    """Of torch (CPU and every GPU) as tensors, of Python and numpy as JSON."""
+    tensors = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        tensors |= {f"cuda.{number}": found for number, found in enumerate(torch.cuda.get_rng_state_all())}
+    kind, words, *rest = np.random.get_state(legacy=True)
+    return tensors, json.dumps({"python": random.getstate(), "numpy": [kind, np.asarray(words).tolist(), *rest]})
+
+
+def _restore_random_states(checkpoint: Path) -> None:
+    tensors = load_file(checkpoint / "rng.safetensors")
+    torch.set_rng_state(tensors["cpu"])
+    if torch.cuda.is_available():
+        for number in range(torch.cuda.device_count()):
+            if f"cuda.{number}" in tensors:  # a run may go on with more GPUs
+                torch.cuda.set_rng_state(tensors[f"cuda.{number}"], number)
+    if (checkpoint / "rng.json").exists():  # warm starts made before it was written can still go on
+        states = json.loads((checkpoint / "rng.json").read_text(encoding="utf-8"))
+        version, words, gauss = states["python"]
+        random.setstate((version, tuple(words), gauss))
+        kind, words, *rest = states["numpy"]
+        np.random.set_state((kind, np.array(words, dtype=np.uint32), *rest))
 
 
 def _updates(checkpoint: Path) -> int:
@@ -125,10 +181,23 @@ def _unique_tensors(module: nn.Module) -> dict[str, Tensor]:
     return tensors
 
 
-def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    save_file({name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}, path)
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+def _on_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Whole tensors on rank 0; the others take part in the gathering and keep nothing."""
+    found = {}
+    for name, tensor in tensors.items():
+        full = whole(tensor.detach())
+        if rank() == 0:
+            found[name] = full.contiguous().cpu()
+    return found
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file's bytes, or a directory's names, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _write_text(text: str, path: Path) -> None:
