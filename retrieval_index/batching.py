@@ -42,7 +42,7 @@ class Batcher:
         version: str = "",
         *,
         batch_queries: int = 256,
-        pending_queries: int = 8192,
+        pending_queries: int = 32_768,
         timeout_s: float = 30.0,
         cache_entries: int = 20_000,
         on_batch: OnBatch = lambda _size, _seconds: None,

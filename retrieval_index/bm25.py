@@ -38,7 +38,7 @@ PARAMETERS_FILE = "params.index.json"
 
 # Numba compiles for 5 to 7 s at a process's first search. Below this size numpy answers thousands of
 # queries a second and the wait does not pay (figures in docs/retrieval.md).
-NUMBA_PASSAGES = 500_000
+NUMBA_PASSAGES = 50_000
 
 
 class _Passages(Protocol):
@@ -73,7 +73,6 @@ class BM25Index:
         self._matrix = matrix
         self._passages = passages
         self._analyzer = Analyzer(parameters)
-        self._kernel = _bm25s_model(matrix, parameters) if self.backend == "numba" else None
 
     @classmethod
     def from_passages(
@@ -126,9 +125,9 @@ class BM25Index:
         check_search(queries, top_k)
         columns = [self._columns(query) for query in queries]
         depth = min(top_k, self._matrix.passages)
-        if self._kernel is None:
-            return [best(self.scores(own), depth) for own in columns]
-        return self._rank_by_kernel(columns, depth)
+        if self.backend == "numba":
+            return self._rank_compiled(columns, depth)
+        return [best(self.scores(own), depth) for own in columns]
 
     def scores(self, columns: Sequence[int]) -> NDArray[np.float32]:
         """Score every passage (N,) for the terms in these columns; repeated terms count again."""
@@ -143,26 +142,17 @@ class BM25Index:
         vocabulary = self._matrix.vocabulary
         return [vocabulary[term] for term in self._analyzer.analyse(query) if term in vocabulary]
 
-    def _rank_by_kernel(self, columns: list[list[int]], depth: int) -> list[Ranking]:
-        """Rank with bm25s' compiled search, one place deeper than asked.
+    def _rank_compiled(self, columns: list[list[int]], depth: int) -> list[Ranking]:
+        """The same by the compiled loop, which visits only the passages that share a term with a query."""
+        from retrieval_index.kernel import rank_queries  # numba takes a second to load
 
-        Its selection picks any of several equal scores. Only where the extra place ties with the
-        last wanted one can that pick a wrong passage, and those queries are ranked in full.
-        """
-        asked = [number for number, own in enumerate(columns) if own]  # bm25s refuses empty queries
-        rankings: list[Ranking] = [best(np.zeros(0, np.float32), 0)] * len(columns)
-        if not asked or self._kernel is None:
-            return rankings
-        wider = min(depth + 1, self._matrix.passages)
-        found = self._kernel.retrieve([columns[number] for number in asked], k=wider, show_progress=False)
-        for number, rows, scores in zip(asked, found.documents, found.scores, strict=True):
-            if wider > depth and 0 < scores[depth] == scores[depth - 1]:
-                rankings[number] = best(self.scores(columns[number]), depth)
-            else:
-                order = np.lexsort((rows, -scores))[:depth]
-                order = order[scores[order] > 0]
-                rankings[number] = (rows[order].astype(np.int64), scores[order])
-        return rankings
+        matrix = self._matrix
+        starts = np.cumsum([0, *(len(own) for own in columns)], dtype=np.int64)
+        flat = np.fromiter(chain.from_iterable(columns), np.int64, int(starts[-1]))
+        rows, scores, found = rank_queries(
+            flat, starts, depth, matrix.data, matrix.indices, matrix.indptr, matrix.passages
+        )
+        return [(rows[number, :count], scores[number, :count]) for number, count in enumerate(found.tolist())]
 
 
 def best(scores: NDArray[np.float32], depth: int) -> Ranking:
@@ -235,18 +225,3 @@ def load_matrix(directory: Path) -> Matrix:
     vocabulary = json.loads((directory / VOCABULARY_FILE).read_text(encoding="utf-8"))
     settings = json.loads((directory / PARAMETERS_FILE).read_text(encoding="utf-8"))
     return Matrix(vocabulary, arrays["data"], arrays["indices"], arrays["indptr"], settings["num_docs"])
-
-
-def _bm25s_model(matrix: Matrix, parameters: BM25Parameters) -> bm25s.BM25:
-    model = bm25s.BM25(k1=parameters.k1, b=parameters.b, method=parameters.method, backend="numba")
-    model.vocab_dict = matrix.vocabulary
-    # Asked only whether a number is `in` it: a range answers as a set would, without the memory.
-    model.unique_token_ids_set = range(len(matrix.vocabulary))
-    model.nonoccurrence_array = None
-    model.scores = {
-        "data": matrix.data,
-        "indices": matrix.indices,
-        "indptr": matrix.indptr,
-        "num_docs": matrix.passages,
-    }
-    return model

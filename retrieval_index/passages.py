@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from retrieval_index.fast_json import loads
 from retrieval_index.types import Passage, RetrievalError
 
 TEXT_FILE = "passages.jsonl"
@@ -29,7 +30,7 @@ def encode_passage(passage: Passage) -> bytes:
 
 def decode_passage(line: bytes) -> Passage:
     """The passage that `encode_passage` wrote."""
-    return Passage(*json.loads(line.decode("utf-8")))  # given bytes, json first guesses their encoding
+    return Passage(*loads(line))
 
 
 class PassageStore:

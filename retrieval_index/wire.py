@@ -107,6 +107,8 @@ def _kind(value: Any) -> str:
 
 def render_answer(answers: Sequence[Sequence[Hit]], return_scores: bool) -> bytes:
     """Write an answer; half surrogate pairs, which UTF-8 cannot hold, become question marks."""
+    from retrieval_index.fast_json import dumps  # here: the client needs the standard library alone
+
     result = [
         [
             {"document": _document(hit.passage), "score": hit.score} if return_scores else _document(hit.passage)
@@ -114,8 +116,7 @@ def render_answer(answers: Sequence[Sequence[Hit]], return_scores: bool) -> byte
         ]
         for own in answers
     ]
-    text = json.dumps({"result": result}, ensure_ascii=False, separators=(",", ":"))
-    return text.encode("utf-8", "replace")
+    return dumps({"result": result})
 
 
 def _document(passage: Passage) -> dict[str, str]:

@@ -67,8 +67,10 @@ def in_process(arguments: Arguments, queries: list[str], index: Path) -> dict[st
 
         folder = build_lucene(arguments.corpus, arguments.work / "lucene").path
         threads = os.cpu_count() or 1
+        direct = engines.lucene_direct(folder, threads)
+        engines.rate(direct, queries, **numbers)  # Java compiles for some seconds
         found["lucene"] = engines.rate(open_index(folder, threads=threads).search, queries, **numbers)
-        found["pyserini's batch_search"] = engines.rate(engines.lucene_direct(folder, threads), queries, **numbers)
+        found["pyserini's batch_search"] = engines.rate(direct, queries, **numbers)
     if arguments.dense:
         found["dense"] = engines.rate(open_index(arguments.dense).search, queries, **numbers)
     return found

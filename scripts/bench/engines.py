@@ -11,10 +11,14 @@ Search = Callable[[Sequence[str], int], Any]
 
 
 def rate(search: Search, queries: Sequence[str], *, batch: int, top_k: int, seconds: float) -> float:
-    """Queries a second in batches; the first batch (compiling, page faults) is not counted."""
-    search(queries[:batch], top_k)
+    """Queries a second in batches, after a quarter of the time for warming up (compilers, page faults)."""
+    _ask(search, queries, batch, top_k, seconds / 4)
+    return _ask(search, queries, batch, top_k, seconds)
+
+
+def _ask(search: Search, queries: Sequence[str], batch: int, top_k: int, seconds: float) -> float:
     done, start, started = 0, 0, time.perf_counter()
-    while (passed := time.perf_counter() - started) < seconds:
+    while (passed := time.perf_counter() - started) < seconds or not done:
         piece = [queries[(start + number) % len(queries)] for number in range(batch)]
         search(piece, top_k)
         start, done = (start + batch) % len(queries), done + batch

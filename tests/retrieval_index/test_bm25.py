@@ -140,6 +140,20 @@ def test_both_backends_agree_to_the_bit(texts: list[str], queries: list[str], to
     assert index(texts).search(queries, top_k) == index(texts, backend="numba").search(queries, top_k)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not find_spec("numba"), reason="numba is not installed")
+@pytest.mark.parametrize("top_k", [1, 3, 40, 2000])
+def test_both_backends_agree_on_rare_and_on_common_terms(top_k: int) -> None:
+    # Term t is in one passage of (t + 1)**2: queries of late terms are followed by a list of passages, of early ones
+    # by a scan; few different lengths make ties at every depth.
+    picks = np.random.default_rng(0)
+    texts = [" ".join(f"t{t}" for t in range(12) if picks.random() < (t + 1) ** -2) for _ in range(1500)]
+    queries = [f"t{first} t{second}" for first in range(12) for second in range(12)]
+    compiled = index(texts, backend="numba").search(queries, top_k)
+    assert compiled == index(texts).search(queries, top_k)
+    assert {len(hits) for hits in compiled} != {0}
+
+
 @given(TEXTS, st.integers(1, 5))
 def test_shards_do_not_change_the_matrix(texts: list[str], size: int) -> None:
     def words(text: str) -> list[str]:
