@@ -17,6 +17,7 @@ import torch
 from sorl_algos.advantages import gae
 from sorl_algos.batch import collate
 from sorl_algos.config import TrainConfig
+from sorl_algos.distributed import rank, world_size
 from sorl_algos.evaluate import Evaluation, evaluate
 from sorl_algos.learner import Learner, make_learner
 from sorl_algos.losses.segments import level_ratio
@@ -95,7 +96,7 @@ class Run:
         self.learner: Learner = make_learner(config, policy, critic=critic, reference=reference)
         self.renderer = Renderer(self.tokenizer)
         self.engine = HFEngine(self.learner.raw_policy.lm, self.tokenizer)
-        self.slots = min(256, config.episodes_per_update)
+        self.slots = min(256, config.episodes_per_update // world_size())
         self.source = SyncSource(
             self.make_env(train_questions, retriever, self.slots),
             self.engine,
@@ -106,6 +107,8 @@ class Run:
             sampling=Sampling(max_tokens=config.max_turn_tokens, temperature=config.temperature),
             seed=config.seed,
             max_total_tokens=config.max_total_tokens,
+            rank=rank(),
+            ranks=world_size(),
         )
 
     def initial_policy(self) -> Policy:

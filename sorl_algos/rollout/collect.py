@@ -38,6 +38,7 @@ def collect(
     sampling: Sampling | None = None,
     group_ids: Sequence[Any] | None = None,
     seed: int = 0,
+    first_place: int = 0,
     max_total_tokens: int | None = None,
     on_episodes: Callable[[int], None] | None = None,
 ) -> list[Trajectory]:
@@ -50,7 +51,8 @@ def collect(
         questions: `sorl_env.questions.Question` or question ids, repeated for groups.
         sampling: its stop strings are set to the action tags if it has none.
         group_ids: one a question; default the question's id.
-        seed: the episode of place i draws its tokens from (seed, i, turn) alone.
+        seed: the episode of place i draws its tokens from (seed, first_place + i, turn) alone.
+        first_place: of these questions in the batch of all ranks.
         max_total_tokens: longest sequence; an episode that would pass it ends with ``stop="length_limit"``.
         on_episodes: called with the number of episodes just finished, for progress.
 
@@ -69,7 +71,7 @@ def collect(
         wave = questions[start : start + env.num_envs]
         groups = group_ids[start : start + env.num_envs] if group_ids is not None else [None] * len(wave)
         trajectories += _collect_wave(
-            env, engine, renderer, wave, groups, sampling, seed, start, max_total_tokens
+            env, engine, renderer, wave, groups, sampling, seed, first_place + start, max_total_tokens
         )
         if on_episodes:
             on_episodes(len(wave))

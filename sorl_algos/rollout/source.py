@@ -26,9 +26,14 @@ class SyncSource:
     Args:
         env, engine, renderer: as for `collect`.
         questions: a `sorl_env.questions.QuestionSet`; update v plays its seeded batch number v.
-        questions_per_update: distinct questions of a batch.
+        questions_per_update: questions of a batch, over all ranks.
         group_size: episodes of each question.
         on_episodes: progress callback.
+        rank, ranks: which share of the batch this process plays: whole groups, one stretch a rank, so that the ranks
+            together play what one rank alone would have played, token for token.
+
+    Raises:
+        ValueError: the questions of an update cannot be shared out evenly.
     """
 
     def __init__(
@@ -44,9 +49,17 @@ class SyncSource:
         seed: int,
         max_total_tokens: int | None = None,
         on_episodes: Callable[[int], None] | None = None,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
+        if questions_per_update % ranks:
+            raise ValueError(
+                f"questions_per_update ({questions_per_update}) cannot be shared by {ranks} ranks; choose a multiple"
+            )
         self.env, self.engine, self.renderer, self.questions = env, engine, renderer, questions
         self.questions_per_update, self.group_size = questions_per_update, group_size
+        self.share = questions_per_update // ranks
+        self.first = rank * self.share
         self.sampling, self.seed, self.max_total_tokens = sampling, seed, max_total_tokens
         self.on_episodes = on_episodes
         self.version = 0
@@ -61,11 +74,11 @@ class SyncSource:
 
     def __next__(self) -> list[Trajectory]:
         chosen = self.questions.batch(
-            self.seed, self.version * self.questions_per_update, self.questions_per_update
+            self.seed, self.version * self.questions_per_update + self.first, self.share
         )
         repeated = [question for question in chosen for _ in range(self.group_size)]
         # Two places of one batch may hold the same question (a small set); their groups stay apart.
-        groups = [place for place in range(len(chosen)) for _ in range(self.group_size)]
+        groups = [self.first + place for place in range(len(chosen)) for _ in range(self.group_size)]
         return collect(
             self.env,
             self.engine,
@@ -74,6 +87,7 @@ class SyncSource:
             sampling=self.sampling,
             group_ids=groups,
             seed=self.seed * 1_000_003 + self.version,
+            first_place=self.first * self.group_size,
             max_total_tokens=self.max_total_tokens,
             on_episodes=self.on_episodes,
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from sorl_algos.models import Policy
 from sorl_algos.rollout.engine import Sampling
 from sorl_algos.rollout.hf import HFEngine
@@ -76,3 +78,31 @@ def test_publishing_hands_the_weights_to_an_engine_of_its_own(tokenizer: Any, ma
     theirs = dict(engine.model.state_dict())
     assert all((theirs[name] == tensor).all() for name, tensor in policy.lm.state_dict().items())
     assert engine.policy_version == 1
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_together_play_what_one_rank_plays(ranks: int, tokenizer: Any, make_model: Any) -> None:
+    """Different questions on each rank, whole groups, in order; and the same tokens, places and groups."""
+
+    def batch(**changes: Any) -> list[Any]:
+        policy = Policy(make_model())
+        source = source_of(
+            tokenizer, HFEngine(policy.lm, tokenizer), TEN, questions_per_update=4, group_size=2, seed=3, **changes
+        )
+        source.publish(policy, 2)
+        return next(source)
+
+    alone = batch()
+    shares = [batch(rank=rank, ranks=ranks) for rank in range(ranks)]
+    assert [len(share) for share in shares] == [8 // ranks] * ranks
+    together = [item for share in shares for item in share]
+    assert [item.question_id for item in together] == [q.id for q in TEN.batch(3, 8, 4) for _ in range(2)]
+    assert [item.group_id for item in together] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [[turn.action_ids for turn in item.turns] for item in together] == [
+        [turn.action_ids for turn in item.turns] for item in alone
+    ]
+
+
+def test_questions_that_cannot_be_shared_out_are_refused(tokenizer: Any) -> None:
+    with pytest.raises(ValueError, match=r"questions_per_update \(2\) cannot be shared by 3 ranks; choose a multiple"):
+        source_of(tokenizer, ScriptedEngine(tokenizer, []), ranks=3)
