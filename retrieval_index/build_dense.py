@@ -64,7 +64,11 @@ class _DenseBuilder:
         self._stored = np.dtype("float32" if settled.index_type in ("flat", "hnsw") else "float16")
         described = encoder.describe()
         self.parameters: dict[str, Any] = {"encoder": described, "index": settled.as_dict()}
-        self.shard_parameters: dict[str, Any] = {"encoder": described, "stored": self._stored.name}
+        self.shard_parameters: dict[str, Any] = {
+            "encoder": described,
+            "stored": self._stored.name,
+            "dtype": getattr(encoder, "dtype", "float32"),  # shards of one index are made alike
+        }
 
     def write_shard(self, partial: Path, number: int, rows: list[Passage]) -> None:
         chosen, vectors = dense.encode_block(self._encoder, rows)

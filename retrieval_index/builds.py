@@ -33,7 +33,8 @@ class Wanted:
         output: directory of the index.
         kind: "bm25", "dense" or "lucene".
         preset, changes: set of BM25 parameters, and single ones put over it.
-        encoder, dense, processes: of a dense index; processes encode side by side.
+        encoder, dense, processes, dtype: of a dense index; processes encode side by side, in numbers of this type
+            (None: bfloat16 on a GPU that has it, float32 elsewhere).
         shard_rows: passages between two points from which an interrupted build goes on.
         download: take the recipe's ready-made index from the hub.
     """
@@ -46,6 +47,7 @@ class Wanted:
     encoder: str = ""
     dense: DenseParameters = field(default_factory=DenseParameters)
     processes: int = 0
+    dtype: str | None = None
     shard_rows: int | None = None
     download: bool = False
 
@@ -169,7 +171,7 @@ def _encoder(plan: Plan) -> Iterator[TransformerEncoder]:
     gpus = len(free_gpu_bytes())
     count = plan.wanted.processes or (gpus if gpus > 1 else 0)
     devices = [f"cuda:{number % gpus}" if gpus else "cpu" for number in range(count)] if count > 1 else None
-    encoder = TransformerEncoder(encoder_spec(plan.encoder), processes=devices)
+    encoder = TransformerEncoder(encoder_spec(plan.encoder), processes=devices, dtype=plan.wanted.dtype)
     try:
         yield encoder
     finally:

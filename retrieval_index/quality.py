@@ -123,15 +123,15 @@ def answer_recall(
 
 def first_with_answer(hits: Sequence[Hit], answers: Sequence[str]) -> int | None:
     """Place (from 0) of the first hit that holds an answer as whole words; None if there is none."""
-    wanted = [words for answer in answers if (words := _words(answer)).strip()]
+    wanted = [words for answer in answers if (words := normal_words(answer)).strip()]
     for rank, hit in enumerate(hits):
-        text = _words(f"{hit.passage.title} {hit.passage.text}")
+        text = normal_words(f"{hit.passage.title} {hit.passage.text}")
         if any(words in text for words in wanted):
             return rank
     return None
 
 
-def _words(text: str) -> str:
+def normal_words(text: str) -> str:
     """Lower case, decomposed, punctuation to spaces, articles dropped; one space around every word."""
     text = unicodedata.normalize("NFD", text.lower())
     text = "".join(" " if unicodedata.category(letter)[0] in "PS" else letter for letter in text)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from retrieval_index.bm25 import check_search
 from retrieval_index.encoder import length_batches
-from retrieval_index.types import Hit, RetrievalError, Retriever
+from retrieval_index.types import Hit, Passage, RetrievalError, Retriever
 
 # Short names of cross-encoders; any other hub name or directory is taken as it is.
 RERANKERS = {
@@ -105,7 +105,7 @@ class RerankRetriever:
         if len(found) != len(queries):
             raise RetrievalError(f"the retriever answered {len(found)} of {len(queries)} queries")
         pairs = [
-            (query, f"{hit.passage.title} {hit.passage.text}".strip())
+            (query, pair_text(hit.passage))
             for query, hits in zip(queries, found, strict=True)
             for hit in hits
         ]
@@ -114,6 +114,11 @@ class RerankRetriever:
             raise RetrievalError(f"the cross-encoder gave {len(scores)} scores for {len(pairs)} pairs, or no numbers")
         own = iter(scores)
         return [_sorted(hits, [next(own) for _ in hits])[:top_k] for hits in found]
+
+
+def pair_text(passage: Passage) -> str:
+    """A passage as a cross-encoder reads it: title, space, text."""
+    return f"{passage.title} {passage.text}".strip()
 
 
 def _sorted(hits: Sequence[Hit], scores: Sequence[float]) -> list[Hit]:

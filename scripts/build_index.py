@@ -56,6 +56,8 @@ class Arguments:
     """Dense, ivf-pq: number of lists."""
     processes: int = 0
     """Dense: processes that encode, one a GPU where there are GPUs; 0: one for each GPU if there are several."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Dense: numbers the encoder computes with; bfloat16 by default on a GPU that has it, float32 elsewhere."""
     shard_rows: int | None = None
     """Passages between two points from which an interrupted build goes on (dense 10,000, others 50,000)."""
     download: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -77,6 +79,7 @@ class Arguments:
             encoder=self.encoder or "",
             dense=DenseParameters(self.index_type, nlist=self.nlist),
             processes=self.processes,
+            dtype=self.dtype,
             shard_rows=self.shard_rows,
             download=self.download,
         )
