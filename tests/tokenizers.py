@@ -27,9 +27,23 @@ def byte_level(*, pad_is_end: bool = False, bos: bool = False, template: str | N
     if bos:
         place = tokenizer.token_to_id("<s>")
         tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", place)])
-        template = "<s>" + (template or "{{ messages[0]['content'] }}")
+        template = "<s>" + template if template else None
     pad = "<|end|>" if pad_is_end else "<|pad|>"
     return _wrapped(PreTrainedTokenizerFast, tokenizer, "<|end|>", pad, template)
+
+
+# The form of Qwen2.5 and Hermes: tools in the system message, calls as JSON, responses in a user message.
+TOOLS = (
+    "{% if tools %}{{ '<|user|>Tools:' }}{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
+    "{{ '<|end|>' }}{% endif %}"
+    "{% for m in messages %}"
+    "{% if m['role'] == 'tool' %}{{ '<|user|>\n<tool_response>\n' + m['content'] + '\n</tool_response><|end|>\n' }}"
+    "{% else %}{{ '<|' + m['role'] + '|>' + m['content'] }}{% for call in m['tool_calls'] or [] %}"
+    "{% set f = call['function'] %}{{ '\n<tool_call>\n' }}"
+    "{{ {'name': f['name'], 'arguments': f['arguments']} | tojson }}"
+    "{{ '\n</tool_call>' }}{% endfor %}{{ '<|end|>\n' }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
 
 
 def sentence_piece() -> Any:
@@ -63,5 +77,6 @@ FAMILIES = {
     "pad = end": lambda: byte_level(pad_is_end=True),
     "no BOS, no template": lambda: byte_level(template=None),
     "double BOS": lambda: byte_level(bos=True),
+    "BOS, no template": lambda: byte_level(bos=True, template=None),
     "SentencePiece": sentence_piece,
 }

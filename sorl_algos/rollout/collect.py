@@ -9,7 +9,7 @@ from typing import Any
 
 from sorl_algos.rollout.engine import RolloutEngine, Sampling
 from sorl_algos.rollout.renderer import Renderer
-from sorl_env.actions import STOP_STRINGS, CutText
+from sorl_env.actions import CutText
 from sorl_env.trajectory import Trajectory, Turn
 
 
@@ -49,7 +49,7 @@ def collect(
         engine: samples the actions.
         renderer: makes ids of observations.
         questions: `sorl_env.questions.Question` or question ids, repeated for groups.
-        sampling: its stop strings are set to the action tags if it has none.
+        sampling: its stop strings are set to those of the environment's dialect if it has none.
         group_ids: one a question; default the question's id.
         seed: the episode of place i draws its tokens from (seed, first_place + i, turn) alone.
         first_place: of these questions in the batch of all ranks.
@@ -61,11 +61,13 @@ def collect(
         by ``stop="retrieval_error"``: training drops and counts them (`usable`).
 
     Raises:
-        ValueError: a first observation that alone passes ``max_total_tokens``.
+        ValueError: a first observation that alone passes ``max_total_tokens``, or a tokenizer whose text lacks the
+            stop strings.
     """
     sampling = sampling or Sampling()
     if not sampling.stop:
-        sampling = replace(sampling, stop=STOP_STRINGS)
+        sampling = replace(sampling, stop=tuple(env.stop_strings))
+    check_readable(renderer.tokenizer, sampling.stop)
     trajectories: list[Trajectory] = []
     for start in range(0, len(questions), env.num_envs):
         wave = questions[start : start + env.num_envs]
@@ -76,6 +78,22 @@ def collect(
         if on_episodes:
             on_episodes(len(wave))
     return trajectories
+
+
+def check_readable(tokenizer: Any, stop: Sequence[str]) -> None:
+    """That the environment can read what the engine stops at: special tokens are left out of the text it gets.
+
+    Raises:
+        ValueError: names the string.
+    """
+    for string in stop:
+        ids = tokenizer.encode(string, add_special_tokens=False)
+        whole, seen = (tokenizer.decode(ids, skip_special_tokens=skip) for skip in (False, True))
+        if string in whole and string not in seen:
+            raise ValueError(
+                f"{string!r} is a special token of tokenizer {tokenizer.name_or_path!r}, so the environment would not "
+                "see it; make it an ordinary added token (special=False), or use another dialect"
+            )
 
 
 def usable(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
@@ -180,7 +198,10 @@ def _room(
     still = []
     for slot in live:
         play = plays[slot]
-        ids = renderer.first(play.observation) if first else renderer.next(play.observation)
+        if first:
+            ids = renderer.first(play.observation)
+        else:
+            ids = renderer.next(play.observation, play.turns[-1].action_ids)
         room = sampling.max_tokens
         if max_total_tokens is not None:
             room = min(room, max_total_tokens - len(play.ids) - len(ids))

@@ -80,6 +80,7 @@ class FixedEnv:
     """A vector environment of one slot: a first observation, then the given ones, then it is over."""
 
     num_envs = 1
+    stop_strings = ("</search>", "</answer>")
 
     def __init__(self, first: str, observations: Sequence[str] = ()) -> None:
         self.first, self.observations = first, list(observations)

@@ -112,7 +112,7 @@ def test_chat_style_closes_each_turn() -> None:
 def test_without_a_template_the_text_stands_alone() -> None:
     tokenizer, _ = KINDS["no template"]
     assert tokenizer.decode(Renderer(tokenizer).first("hi <|end|>")) == "hi <|end|>"
-    with pytest.raises(ValueError, match="has no chat template; use style='continuation'"):
+    with pytest.raises(ValueError, match="has no chat template, which style='chat' needs; use style='continuation'"):
         Renderer(tokenizer, style="chat")
     with pytest.raises(ValueError, match="renders to no token at all"):
         Renderer(tokenizer).first("")
