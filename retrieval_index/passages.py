@@ -11,6 +11,7 @@ import json
 import mmap
 import os
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from retrieval_index.types import Passage, RetrievalError
 
 TEXT_FILE = "passages.jsonl"
 OFFSETS_FILE = "passages.offsets.npy"
+RECENT = 8192  # passages kept decoded, some 10 MB
 
 
 def encode_passage(passage: Passage) -> bytes:
@@ -51,6 +53,7 @@ class PassageStore:
             raise RetrievalError(f"{path} has {size} bytes, its offsets end at {end}; build the index again")
         with path.open("rb") as file:  # the map outlives the file object; an empty file cannot be mapped
             self._text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+        self._recent = lru_cache(maxsize=RECENT)(self._read)  # the same passages are found again and again
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
@@ -58,11 +61,14 @@ class PassageStore:
     def __getitem__(self, row: int) -> Passage:
         if not 0 <= row < len(self):
             raise IndexError(f"passage {row} of {len(self)}")
-        return decode_passage(self._text[int(self._offsets[row]) : int(self._offsets[row + 1])])
+        return self._read(row)
 
     def fetch(self, rows: Sequence[int]) -> dict[int, Passage]:
-        """Several passages at once, each decoded once."""
-        return {row: self[row] for row in set(rows)}
+        """Several passages at once, as a search found them; each decoded once."""
+        return {row: self._recent(row) for row in set(rows)}
+
+    def _read(self, row: int) -> Passage:
+        return decode_passage(self._text[int(self._offsets[row]) : int(self._offsets[row + 1])])
 
 
 class PassageList:
