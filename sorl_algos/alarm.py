@@ -3,7 +3,7 @@
 Every watched quantity is compared with its own recent past. Its level is the median of its last 3 values (one odd
 update moves nothing); its reference is the median of up to 30 values that are at least 3 updates older and were seen
 while the quantity was calm. A rule holds when the level is beyond `factor` times the reference, further from it than
-`margin`, and further than 4 robust standard deviations of the reference values. Reward is judged by means instead,
+`margin`, and further than 3 robust standard deviations of the reference values. Reward is judged by means instead,
 because it is the noisiest. docs/algorithms.md lists the rules with their numbers.
 """
 
@@ -24,7 +24,7 @@ OnAlarm = Literal["log", "stop", "off"]
 
 LEVEL, GAP, REFERENCE, NEEDED = 3, 3, 30, 5
 """Values of the level, between level and reference, of the reference at most, and before any rule can hold."""
-NOISE = 4.0
+NOISE = 3.0
 """Robust standard deviations of the reference (1.4826 x median absolute deviation) that count as noise."""
 NOW, BEST, FALL, REWARD_NOISE = 5, 10, 0.75, 5.5
 """Reward: updates of the present mean, of the best mean, the share of the best below which it has fallen, and standard
@@ -44,7 +44,7 @@ class Rule:
     margin: float
 
     def beyond(self, level: float, reference: float, calm: Sequence[float]) -> bool:
-        """Whether ``level`` is further from ``reference``, the median of ``calm``, than factor, margin and noise allow."""
+        """Whether ``level`` is further from ``reference``, the median of ``calm``, than bounds and noise allow."""
         upwards = self.factor >= 1
         away = level - reference if upwards else reference - level
         if away <= self.margin:
@@ -59,7 +59,7 @@ class Rule:
 
 RULES: tuple[Rule, ...] = (
     Rule("entropy_explosion", "entropy", 1.7, 0.2),
-    Rule("entropy_collapse", "entropy", 0.25, 0.05),
+    Rule("entropy_collapse", "entropy", 0.3, 0.05),
     Rule("invalid_actions", "valid_action_rate", -1.0, 0.15),
     Rule("tag_degeneration", "tag_fault_rate", 1.0, 0.15),
     Rule("loops", "loop_rate", 1.0, 0.1),
@@ -67,7 +67,7 @@ RULES: tuple[Rule, ...] = (
     Rule("length_explosion", "response_tokens_mean", 2.0, 8.0),
     Rule("kl_runaway", "approx_kl", 30.0, 0.05),
     Rule("clip_runaway", "clip_fraction", 4.0, 0.2),
-    Rule("ratio_explosion", "ratio_max", 10.0, 10.0),
+    Rule("ratio_explosion", "ratio_max", 20.0, 10.0),
     Rule("sample_size_loss", "ess", 0.5, 0.2),
     Rule("gradient_explosion", "grad_norm", 10.0, 0.0),
 )

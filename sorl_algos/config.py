@@ -5,11 +5,19 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from sorl_algos.alarm import OnAlarm
 from sorl_algos.algorithms import AdvantageName, Algorithm, LossName, algorithm
 from sorl_algos.schedules import Schedule
+
+ENVIRONMENTS = ("SearchQA-v0", "MedicalQA-v0", "MathQA-v0")
+DIALECTS = ("search_r1", "tool_call", "boxed")
+_RULES = (
+    "max_searches", "top_k", "max_observation_words", "max_query_chars", "max_turn_words", "max_total_words",
+    "tell_budget", "invalid_penalty", "search_cost",
+)  # fmt: skip
+_OWN = ("dialect", "options_in_query", "last_turn_answers")  # None: as the environment has it
 
 
 @dataclass(frozen=True)
@@ -38,18 +46,46 @@ class TrainConfig:
 
     # Environment
     env: str = "SearchQA-v0"
+    """SearchQA-v0, MedicalQA-v0, MathQA-v0, or "module:Id" of one's own."""
     index: Path | None = None
-    """A built index; None: the bundled world's."""
+    """A built index; None: the environment's bundled passages."""
     questions: str = "world:train"
-    """"world:SPLIT", or a question file (JSONL, gz)."""
+    """"world:SPLIT", "medical:SPLIT", "math:SPLIT", or a question file (JSONL, gz)."""
     eval_questions: str = "world:dev"
     reward: str = "exact_match"
+    """A name of the table of rewards, or a weighted sum: "exact_match + 0.1*format"."""
     prompt: str = "short"
+    """search_r1, medical, tools, medical_tools, math, short, or a template with {question} in it."""
     prompt_file: Path | None = None
     """A UTF-8 file with {question} in it, in place of the named prompt."""
+    dialect: Literal["search_r1", "tool_call", "boxed"] | None = None
+    """How actions are written; "tool_call": JSON, the tool shown by the chat template; None: the environment's own."""
+    chat_style: Literal["continuation", "chat"] = "continuation"
+    """"continuation": one growing assistant text; "chat": turns close, observations are user or tool messages."""
+    system_prompt: str | None = None
+    """A system message before the question."""
     max_searches: int = 3
+    """Searches allowed; one turn more is left for the answer."""
     top_k: int = 1
-    max_observation_words: int = 60
+    """Passages of a search."""
+    max_observation_words: int | None = 60
+    """Longest observation; None: no limit."""
+    max_query_chars: int = 512
+    """Longer queries are cut."""
+    max_turn_words: int | None = None
+    """A longer turn counts as cut (max_turn_tokens is what is sampled at most)."""
+    max_total_words: int | None = None
+    """Words of all turns and observations; an episode that has used them up ends."""
+    tell_budget: bool = False
+    """Tell the policy how many searches (and words, with max_total_words) are left."""
+    invalid_penalty: float = 0.0
+    """Taken off the reward of a turn without a valid action."""
+    search_cost: float = 0.0
+    """Taken off the reward of a turn that searched."""
+    options_in_query: bool | None = None
+    """Whether queries may hold the options of a multiple-choice question; None: the environment's own."""
+    last_turn_answers: bool | None = None
+    """Whether the last turn counts as the answer whatever is in it; None: the environment's own."""
 
     # Rollout
     questions_per_update: int = 64
@@ -132,6 +168,9 @@ class TrainConfig:
     keep_checkpoints: int = 2
     max_skipped_minibatches: int = 10
     """Minibatches with a gradient that is not finite are skipped and recorded; more than this many end the run."""
+    excess_norm_every: int = 0
+    """Updates between measurements of the norm of the clipping-bias term C where the normalisation does not take it
+    anyway; 0: never."""
     on_alarm: OnAlarm = "log"
     """When the collapse alarm begins to stand: "log" it, "stop" (saved and resumable), or "off"."""
     stop_after_minutes: float | None = None
@@ -142,7 +181,7 @@ class TrainConfig:
         positive = (
             "questions_per_update", "group_size", "max_turn_tokens", "max_total_tokens", "minibatch_sequences",
             "passes", "microbatch_sequences", "updates", "eval_every", "save_every", "keep_checkpoints", "top_k",
-            "max_observation_words", "lr", "critic_lr", "max_grad_norm", "temperature", "value_clip",
+            "max_observation_words", "max_query_chars", "max_turn_words", "max_total_words", "lr", "critic_lr", "max_grad_norm", "temperature", "value_clip",
             "stop_after_minutes", "kl_target", "kl_horizon_episodes", "max_pass_kl", "microbatch_tokens",
             "correction_high", "lora_alpha",
         )  # fmt: skip
@@ -152,7 +191,8 @@ class TrainConfig:
         not_negative = (
             "max_searches", "lr_warmup_updates", "critic_warmup_updates", "kl_reward_coef", "kl_loss_coef",
             "weight_decay", "eval_limit", "test_limit", "clip_low", "clip_high", "max_skipped_minibatches",
-            "correction_low", "lora_rank",
+            "excess_norm_every",
+            "correction_low", "lora_rank", "invalid_penalty", "search_cost",
         )  # fmt: skip
         for name in not_negative:
             if not getattr(self, name) >= 0:
@@ -161,6 +201,7 @@ class TrainConfig:
             raise ValueError(f"gamma is {self.gamma} and lam {self.lam}; both must lie between 0 and 1")
         if self.clip_low >= 1:
             raise ValueError(f"clip_low is {self.clip_low}; a ratio is kept above 1 - clip_low, so it must be below 1")
+        self._check_environment()
         self._check_choices()
         if self.max_turn_tokens >= self.max_total_tokens:
             raise ValueError(
@@ -192,6 +233,20 @@ class TrainConfig:
         elif row.needs_critic and self.critic == "none":
             raise ValueError(
                 f"algorithm {self.algorithm!r} needs a critic, but critic is 'none'; use 'shared' or 'own'"
+            )
+
+    def _check_environment(self) -> None:
+        """What is known of an environment before it is made; its own rules are checked when it is."""
+        if ":" not in self.env and self.env not in ENVIRONMENTS:
+            raise ValueError(f"unknown env {self.env!r}; known: {', '.join(ENVIRONMENTS)}, or module:Id of your own")
+        for name, known in (("dialect", DIALECTS), ("chat_style", ("continuation", "chat"))):
+            if getattr(self, name) not in (*known, getattr(type(self), name)):
+                raise ValueError(f"unknown {name} {getattr(self, name)!r}; known: {', '.join(known)}")
+        boxed = self.dialect == "boxed" or (self.dialect is None and self.env == "MathQA-v0")
+        if boxed and self.max_searches:
+            raise ValueError(
+                f"the dialect 'boxed' (that of MathQA-v0) has no search, but max_searches is {self.max_searches}; "
+                "set it to 0, or take another dialect"
             )
 
     def _check_choices(self) -> None:
@@ -227,6 +282,12 @@ class TrainConfig:
                 f"microbatch_tokens ({self.microbatch_tokens}) is less than one sequence may have "
                 f"(max_total_tokens {self.max_total_tokens}); raise it"
             )
+
+    def environment_options(self) -> dict[str, Any]:
+        """Keyword arguments of the environment, but for retriever and questions; None leaves one to it."""
+        rules = {name: getattr(self, name) for name in _RULES}
+        own = {name: value for name in _OWN if (value := getattr(self, name)) is not None}
+        return {"reward": self.reward, "prompt": self.prompt_file or self.prompt, **rules, **own}
 
     @property
     def episodes_per_update(self) -> int:

@@ -7,7 +7,6 @@ A name that ends in ``_turn/2`` is the quantity on turn index 2 (the third turn)
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -74,11 +73,10 @@ def rollout_metrics(trajectories: Sequence[Trajectory], kept: Sequence[Trajector
 
 def _by_turn(name: str, turns: Sequence[tuple[int, Turn]], values: Sequence[float]) -> dict[str, float]:
     """Mean of one number of each turn, by turn index."""
-    counts, sums = Counter[int](), Counter[int]()
+    of_slot: dict[int, list[float]] = {}
     for (slot, _), value in zip(turns, values, strict=True):
-        counts[slot] += 1
-        sums[slot] += value
-    return {f"{name}_turn/{slot}": sums[slot] / counts[slot] for slot in sorted(counts)}
+        of_slot.setdefault(slot, []).append(value)
+    return {f"{name}_turn/{slot}": sum(found) / len(found) for slot, found in sorted(of_slot.items())}
 
 
 def tag_faults(text: str) -> frozenset[str]:

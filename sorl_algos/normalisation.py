@@ -7,12 +7,12 @@ gradient is scaled once. The narrower scopes act inside `Algorithm.policy_loss` 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from sorl_algos.algorithms import Algorithm, CoefficientRatio, gradient_factor
+from sorl_algos.algorithms import Algorithm, CoefficientRatio, GradientNorm, GradientRatio, gradient_factor
 from sorl_algos.batch import Batch
 from sorl_algos.distributed import all_sum, any_rank, world_size
 from sorl_algos.losses.clip_norm import normalisation_factor
@@ -28,12 +28,20 @@ class ClipNormaliser:
 
     Where the weights are split over ranks (FSDP2), gradients exist only after they were summed over all ranks: then
     every rank takes part in each second backward, and a "microbatch" is what all ranks run at one time.
+
+    measure: report the norm of the clipping-bias term C (``excess_norm``) whatever the algorithm.
     """
 
     def __init__(
-        self, algorithm: Algorithm, parameters: Sequence[nn.Parameter], *, clip_low: float, clip_high: float
+        self,
+        algorithm: Algorithm,
+        parameters: Sequence[nn.Parameter],
+        *,
+        clip_low: float,
+        clip_high: float,
+        measure: bool = False,
     ) -> None:
-        self.algorithm = algorithm
+        self.algorithm, self.measure = algorithm, measure
         self.parameters = parameters
         self.split = is_split(parameters)
         self.clip_low, self.clip_high = clip_low, clip_high
@@ -41,16 +49,31 @@ class ClipNormaliser:
         self._excess: list[Tensor] | None = None
 
     def gather(
-        self, out: LossOutput, logp: Tensor, micro: Batch, reduced_loss: Tensor, reduced_excess: Tensor
+        self,
+        out: LossOutput,
+        logp: Tensor,
+        micro: Batch,
+        reduced_loss: Tensor,
+        reduced_excess: Tensor,
+        again: Callable[[Batch], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor] | None:
         """Adds one micro-batch; ``reduced_loss`` and ``reduced_excess`` are 0-d and still on the graph.
 
+        again: the reduced excess of some rows of the micro-batch, from a forward of their own. Where few rows hold a
+        clipped token, that and its backward cost less than a second backward through all of them.
         Returns (factor, rho) of the micro-batch where the scope is "microbatch", None otherwise.
         """
         setting = self.algorithm.normalisation
-        if setting is None or self.algorithm.scales_loss:
-            return None
-        if isinstance(setting, CoefficientRatio):
+        by_gradient = setting if isinstance(setting, GradientNorm | GradientRatio) else None
+        alone = by_gradient is not None and by_gradient.scope == "microbatch"
+        excess = self._excess_gradients(out, micro, reduced_excess, again) if by_gradient or self.measure else []
+        if excess and (self.measure or not alone):
+            if self._excess is None:
+                self._excess = [gradient.clone() for gradient in excess]  # two of them may be one tensor
+            else:
+                for total, gradient in zip(self._excess, excess, strict=True):
+                    total += gradient
+        if isinstance(setting, CoefficientRatio) and not self.algorithm.scales_loss:
             assert micro.old_logp is not None and micro.advantages is not None
             sums = self.algorithm.trigger_sums(
                 logp,
@@ -63,23 +86,26 @@ class ClipNormaliser:
                 weights=micro.weights,
             )
             self._sums = sums if self._sums is None else self._sums + sums
+        if by_gradient is None or not alone:
             return None
-        alone = setting.scope == "microbatch"
-        clipped = bool((out.clip_excess != 0).any())
+        if not excess:
+            return logp.new_ones(()), logp.new_zeros(())
+        return gradient_factor(by_gradient, gradient_norm(excess), gradient_norm(self._gradients(reduced_loss)))
+
+    def _excess_gradients(
+        self, out: LossOutput, micro: Batch, reduced_excess: Tensor, again: Callable[[Batch], Tensor] | None
+    ) -> list[Tensor]:
+        """Gradient of the micro-batch's excess for each parameter; [] where nothing is clipped, which costs nothing."""
+        clipped = (out.clip_excess != 0).any(dim=1)
         if self.split:
-            clipped = any_rank(clipped, logp.device)
-        if not clipped:  # only micro-batches with clipped tokens pay the second backward
-            return (logp.new_ones(()), logp.new_zeros(())) if alone else None
-        gradients = self._gradients(reduced_excess)
-        if alone:
-            norms = [gradient_norm(found) for found in (gradients, self._gradients(reduced_loss))]
-            return gradient_factor(setting, *norms)
-        if self._excess is None:
-            self._excess = [gradient.clone() for gradient in gradients]  # two of them may be one tensor
-        else:
-            for total, gradient in zip(self._excess, gradients, strict=True):
-                total += gradient
-        return None
+            return self._gradients(reduced_excess) if any_rank(bool(clipped.any()), clipped.device) else []
+        rows = clipped.nonzero().squeeze(1)
+        if not len(rows):
+            return []
+        # Forward and backward of some rows against a backward of all of them: 3 to 2, by the work of each.
+        if again is not None and 3 * len(rows) < 2 * len(micro):
+            return self._gradients(again(micro.rows(rows)))
+        return self._gradients(reduced_excess)
 
     def _gradients(self, loss: Tensor) -> list[Tensor]:
         """The loss's gradient of each parameter; where weights are split, this rank's share of the sum over ranks."""
@@ -101,21 +127,26 @@ class ClipNormaliser:
 
     @torch.no_grad()
     def scale_gradients(self) -> dict[str, Tensor]:
-        """Multiplies the accumulated policy gradient by the factor; returns ``factor`` and ``rho`` (0-d)."""
+        """Multiplies the accumulated policy gradient by the factor; returns ``factor`` and ``rho`` (0-d).
+
+        Where it was taken, the norm of C too, as ``excess_norm``.
+        """
         setting = self.algorithm.normalisation
+        report: dict[str, Tensor] = {}
+        of_step = isinstance(setting, GradientNorm | GradientRatio) and setting.scope == "minibatch"
+        if self.measure or of_step:
+            excess = self._excess or [torch.zeros_like(parameter) for parameter in self.parameters]
+            report["excess_norm"] = gradient_norm(excess if self.split else [all_sum(part) for part in excess])
         if setting is None or setting.scope != "minibatch":
-            return {}
+            return report
         if isinstance(setting, CoefficientRatio):
             if self._sums is None:
-                return {}
+                return report
             factor, rho = normalisation_factor(all_sum(self._sums), setting.threshold)
-            report = {"factor": factor, "rho": rho}
         else:
-            excess = self._excess or [torch.zeros_like(parameter) for parameter in self.parameters]
-            excess_norm = gradient_norm(excess if self.split else [all_sum(gradient) for gradient in excess])
             clipped_norm = gradient_norm([p.grad for p in self.parameters if p.grad is not None])
-            factor, rho = gradient_factor(setting, excess_norm, clipped_norm)
-            report = {"factor": factor, "rho": rho, "excess_norm": excess_norm}
+            factor, rho = gradient_factor(setting, report["excess_norm"], clipped_norm)
+        report |= {"factor": factor, "rho": rho}
         for parameter in self.parameters:
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)

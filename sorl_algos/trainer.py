@@ -20,6 +20,7 @@ from sorl_algos.distributed import agreed_maximum, all_sum, any_rank, global_cou
 from sorl_algos.interrupts import interrupt_after_update
 from sorl_algos.learner import Learner, set_learning_rates
 from sorl_algos.losses.kl import adapted_coefficient, k1, kl_per_token
+from sorl_algos.losses.policy import LossOutput
 from sorl_algos.losses.reduce import Counts
 from sorl_algos.losses.value import value_loss
 from sorl_algos.metrics import MetricsLog
@@ -218,7 +219,11 @@ def optimiser_step(learner: Learner, minibatch: Batch, update: int) -> dict[str,
     if minibatch.counted_mask is not None:
         kept_counts = global_counts(minibatch.replace(loss_mask=minibatch.counted_mask))
     normaliser = ClipNormaliser(
-        learner.algorithm, learner.policy_parameters, clip_low=config.clip_low, clip_high=config.clip_high
+        learner.algorithm,
+        learner.policy_parameters,
+        clip_low=config.clip_low,
+        clip_high=config.clip_high,
+        measure=config.excess_norm_every > 0 and update % config.excess_norm_every == 0,
     )
     only_critic = learner.algorithm.needs_critic and update < config.critic_warmup_updates
     totals: dict[str, Tensor] = {}
@@ -272,21 +277,15 @@ def micro_loss(
     scores = token_logprobs(learner.policy, micro, temperature=config.temperature)
     loss, sums = scores.logp.sum() * 0.0, {}
     if not only_critic:
-        out = algorithm.policy_loss(
-            scores.logp,
-            micro.old_logp,
-            micro.advantages,
-            micro.loss_mask,
-            micro.turn_ids,
-            clip_low=config.clip_low,
-            clip_high=config.clip_high,
-            weights=micro.weights,
-        )
-        counted = micro.loss_mask if micro.counted_mask is None else micro.counted_mask
-        loss = algorithm.reduce(out.per_token, counted, micro.turn_ids, kept_counts or counts)
-        excess = algorithm.reduce(out.clip_excess, counted, micro.turn_ids, kept_counts or counts)
+        out, loss, excess = policy_terms(learner, scores.logp, micro, kept_counts or counts)
+
+        def excess_again(rows: Batch) -> Tensor:
+            # not through the wrapper of data parallelism: which ranks come here differs, and its forward meets others
+            logp = token_logprobs(learner.raw_policy, rows, temperature=config.temperature).logp
+            return policy_terms(learner, logp, rows, kept_counts or counts)[2]
+
         sums = {**out.metrics}
-        if (own := normaliser.gather(out, scores.logp, micro, loss, excess)) is not None:
+        if (own := normaliser.gather(out, scores.logp, micro, loss, excess, excess_again)) is not None:
             loss = loss * own[0]
             sums |= {"sum_factor": own[0], "factors": torch.ones_like(own[0]), "max_rho": own[1]}
         sums["policy_loss"] = loss.detach()
@@ -307,6 +306,29 @@ def micro_loss(
         sums["value_loss"] = critic_loss.detach()
         loss = loss + critic_loss
     return loss, sums
+
+
+def policy_terms(
+    learner: Learner, logp: Tensor, micro: Batch, counts: Counts
+) -> tuple[LossOutput, Tensor, Tensor]:
+    """The policy's per-token loss, and the reduced loss and clip excess (0-d) over ``counts``."""
+    algorithm = learner.algorithm
+    assert micro.old_logp is not None and micro.advantages is not None
+    out = algorithm.policy_loss(
+        logp,
+        micro.old_logp,
+        micro.advantages,
+        micro.loss_mask,
+        micro.turn_ids,
+        clip_low=learner.config.clip_low,
+        clip_high=learner.config.clip_high,
+        weights=micro.weights,
+    )
+    counted = micro.loss_mask if micro.counted_mask is None else micro.counted_mask
+    loss, excess = (
+        algorithm.reduce(term, counted, micro.turn_ids, counts) for term in (out.per_token, out.clip_excess)
+    )
+    return out, loss, excess
 
 
 def went_too_far(sums: dict[str, Tensor], max_pass_kl: float | None) -> bool:

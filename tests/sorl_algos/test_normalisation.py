@@ -16,7 +16,7 @@ from sorl_algos.losses.reduce import counts_of
 from sorl_algos.losses.segments import level_ratio
 from sorl_algos.models import Policy, score, token_logprobs
 from sorl_algos.normalisation import ClipNormaliser
-from sorl_algos.trainer import estimate_advantages, micro_loss
+from sorl_algos.trainer import estimate_advantages, micro_loss, policy_terms
 from tests.sorl_algos.proofs import same
 from tests.sorl_algos.small_game import made_up, small_config
 
@@ -208,3 +208,54 @@ def test_gradient_estimators_at_microbatch_scope(name: str, make_model: Any, tmp
     _, sums = micro_loss(micro, batch, counts, normaliser, only_critic=False)
     assert float(sums["factors"]) == 1 and float(sums["sum_factor"]) == pytest.approx(float(report["factor"]), rel=1e-5)
     assert float(sums["max_rho"]) == pytest.approx(float(report["rho"]), rel=1e-5)
+
+
+def test_rows_with_clipped_tokens_alone_give_the_same_excess_gradient(tmp_path: Path, make_model: Any) -> None:
+    """Of eight rows two are clipped, so their excess is taken by a forward of their own: the same norm of C."""
+    learner = learner_for(tmp_path, make_model, algorithm="ppo", normalisation="gradient_norm")
+    calm = off_policy(learner, spread=0.0)
+    moved = off_policy(learner).old_logp
+    assert calm.old_logp is not None and moved is not None
+    old_logp = calm.old_logp.clone()
+    old_logp[[2, 5]] = moved[[2, 5]]
+    batch = calm.replace(old_logp=old_logp)
+    counts = counts_of(batch.loss_mask, batch.turn_ids)
+
+    def norm(among: int) -> Tensor:
+        normaliser = ClipNormaliser(learner.algorithm, learner.policy_parameters, clip_low=0.2, clip_high=0.2)
+        sizes: list[int] = []
+
+        def terms(rows: Batch) -> tuple[Tensor, Any]:
+            logp = token_logprobs(learner.policy, rows).logp
+            return logp, policy_terms(learner, logp, rows, counts)
+
+        def again(rows: Batch) -> Tensor:
+            sizes.append(len(rows))
+            return terms(rows)[1][2]
+
+        for start in range(0, 8, among):
+            micro = batch.rows(slice(start, start + among))
+            logp, (out, loss, excess) = terms(micro)
+            normaliser.gather(out, logp, micro, loss, excess, again)
+        assert sizes == ([2] if among == 8 else []), "alone in its micro-batch a row takes the second backward"
+        return normaliser.scale_gradients()["excess_norm"]
+
+    whole, ones = norm(8), norm(1)
+    assert ones > 0
+    same("normalisation: C from the clipped rows = C from all rows", whole, ones, tolerance=1e-12)
+
+
+def test_the_norm_of_the_clipping_bias_can_be_measured_for_any_algorithm(tmp_path: Path, make_model: Any) -> None:
+    norms = []
+    for settings in ({"normalisation": "gradient_norm"}, {}):
+        learner = learner_for(tmp_path, make_model, algorithm="ppo", **settings)
+        batch = off_policy(learner)
+        counts = counts_of(batch.loss_mask, batch.turn_ids)
+        normaliser = ClipNormaliser(
+            learner.algorithm, learner.policy_parameters, clip_low=0.2, clip_high=0.2, measure=not settings
+        )
+        micro_loss(learner, batch, counts, normaliser, only_critic=False)
+        report = normaliser.scale_gradients()
+        assert ("factor" in report) == bool(settings), "measuring changes nothing"
+        norms.append(report["excess_norm"])
+    assert norms[0] > 0 and torch.equal(norms[0], norms[1])
