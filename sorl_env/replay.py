@@ -89,16 +89,19 @@ class Recording:
         if len(found) != len(queries):
             raise ValueError(f"the retriever gave {len(found)} results for {len(queries)} queries")
         lines: list[dict[str, Any]] = []
+        new: dict[str, Passage] = {}
         for query, hits in zip(queries, found, strict=True):
             for hit in hits:
-                known = self._passages.setdefault(hit.passage.id, hit.passage)
-                if known is hit.passage:
+                known = self._passages.get(hit.passage.id) or new.get(hit.passage.id)
+                if known is None:
+                    known = new[hit.passage.id] = hit.passage
                     lines.append({"passage": [known.id, known.title, known.text]})
                 elif known != hit.passage:
                     raise ValueError(f"passage {known.id!r} is not what the recording {self.path} holds; start it anew")
             score = [[hit.passage.id, float(hit.score)] for hit in hits]
             lines.append({"query": query, "top_k": top_k, "hits": score})
         self._append(lines)
+        self._passages |= new
         for query, hits in zip(queries, found, strict=True):
             self._answers[query, top_k] = [Hit(self._passages[hit.passage.id], float(hit.score)) for hit in hits]
 
