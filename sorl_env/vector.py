@@ -147,6 +147,17 @@ class SearchQAVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], np.ndarray]):
         truncated = np.array([stop not in (None, "answered") for stop in stops])
         return tuple(observations), rewards, terminated, truncated, self._batched_infos()
 
+    def episode(self, question_id: str) -> Episode:
+        """An episode of its own, outside the slots, under the same rules: for callers that take turns one by one."""
+        return Episode(self.questions.by_id(question_id), self.rules, self.reward_fn)
+
+    def search(self, queries: Sequence[str]) -> list[list[Hit]] | None:
+        """The hits of each query, from one call of the retriever; None if it failed."""
+        try:
+            return searched(self.retriever, queries, self.rules.top_k)
+        except RetrievalError:
+            return None
+
     def render(self) -> tuple[str, ...] | None:  # type: ignore[override]
         """The transcripts so far in mode "ansi"; None otherwise."""
         if self.render_mode != "ansi":
@@ -191,11 +202,8 @@ class SearchQAVectorEnv(VectorEnv[tuple[str, ...], Sequence[str], np.ndarray]):
         asked = {slot: query for slot, query in queries.items() if query is not None}
         if not asked:
             return {}
-        try:
-            found = searched(self.retriever, list(asked.values()), self.rules.top_k)
-        except RetrievalError:
-            return dict.fromkeys(asked)
-        return dict(zip(asked, found, strict=True))
+        found = self.search(list(asked.values()))
+        return dict.fromkeys(asked) if found is None else dict(zip(asked, found, strict=True))
 
     def _questions_for(self, question_ids: Sequence[str | None] | None, mask: Sequence[bool]) -> list[Question | None]:
         """One question a slot; drawn with the slot's own generator where no ids are given."""

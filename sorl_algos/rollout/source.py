@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from sorl_algos.rollout.collect import collect
 from sorl_algos.rollout.engine import RolloutEngine, Sampling
 from sorl_algos.rollout.renderer import Renderer
+from sorl_algos.rollout.streaming import AsyncEngine, LoopThread, stream
 from sorl_env.trajectory import Trajectory
 
 
@@ -17,6 +18,20 @@ class TrajectorySource(Protocol):
     def publish(self, policy: Any, version: int) -> None: ...
 
     def __next__(self) -> list[Trajectory]: ...
+
+
+def seed_of_update(seed: int, update: int) -> int:
+    """What the episodes of an update draw their tokens from, beside their place and turn."""
+    return seed * 1_000_003 + update
+
+
+def share_of(questions_per_update: int, ranks: int) -> int:
+    """Questions of an update that each rank plays. Raises ValueError where they cannot be shared out evenly."""
+    if questions_per_update % ranks:
+        raise ValueError(
+            f"questions_per_update ({questions_per_update}) cannot be shared by {ranks} ranks; choose a multiple"
+        )
+    return questions_per_update // ranks
 
 
 class SyncSource:
@@ -52,13 +67,9 @@ class SyncSource:
         rank: int = 0,
         ranks: int = 1,
     ) -> None:
-        if questions_per_update % ranks:
-            raise ValueError(
-                f"questions_per_update ({questions_per_update}) cannot be shared by {ranks} ranks; choose a multiple"
-            )
         self.env, self.engine, self.renderer, self.questions = env, engine, renderer, questions
         self.questions_per_update, self.group_size = questions_per_update, group_size
-        self.share = questions_per_update // ranks
+        self.share = share_of(questions_per_update, ranks)
         self.first = rank * self.share
         self.sampling, self.seed, self.max_total_tokens = sampling, seed, max_total_tokens
         self.on_episodes = on_episodes
@@ -79,15 +90,52 @@ class SyncSource:
         repeated = [question for question in chosen for _ in range(self.group_size)]
         # Two places of one batch may hold the same question (a small set); their groups stay apart.
         groups = [self.first + place for place in range(len(chosen)) for _ in range(self.group_size)]
-        return collect(
-            self.env,
-            self.engine,
-            self.renderer,
+        return self._collect(
             repeated,
             sampling=self.sampling,
             group_ids=groups,
-            seed=self.seed * 1_000_003 + self.version,
+            seed=seed_of_update(self.seed, self.version),
             first_place=self.first * self.group_size,
             max_total_tokens=self.max_total_tokens,
             on_episodes=self.on_episodes,
         )
+
+    def _collect(self, questions: list[Any], **options: Any) -> list[Trajectory]:
+        return collect(self.env, self.engine, self.renderer, questions, **options)
+
+    def close(self) -> None:
+        """Nothing goes on between batches."""
+
+
+class StreamSource(SyncSource):
+    """As SyncSource, but every episode of a batch goes at its own pace: the same trajectories, sooner.
+
+    Args:
+        engine: one with ``agenerate``.
+        live_episodes, window_ms: as for `sorl_algos.rollout.streaming.stream`.
+        others: as for `SyncSource`.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        engine: AsyncEngine,
+        renderer: Renderer,
+        questions: Any,
+        *,
+        live_episodes: int | None = None,
+        window_ms: float = 3.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(env, engine, renderer, questions, **options)
+        self._stream_options = {"live_episodes": live_episodes, "window_ms": window_ms}
+        self._async_engine = engine
+        self._thread = LoopThread("episodes")  # one for all batches: an engine may belong to its loop
+
+    def _collect(self, questions: list[Any], **options: Any) -> list[Trajectory]:
+        options |= self._stream_options
+        return self._thread.run(stream(self.env, self._async_engine, self.renderer, questions, **options))
+
+    def close(self) -> None:
+        """Ends the thread of the episodes."""
+        self._thread.close()
