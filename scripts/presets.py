@@ -32,6 +32,29 @@ def _in_groups(config: TrainConfig) -> TrainConfig:
         critic="none",
     )
 
+# The bundled model knows nothing of medicine or mathematics: these two show that everything runs. For a model that
+# does, give --model, --prompt medical or math, --max-turn-tokens, --max-total-tokens and --max-observation-words.
+_MEDICAL = replace(
+    _SMOKE,
+    env="MedicalQA-v0",
+    run_dir=Path("runs/medical"),
+    index=None,
+    questions="medical:train",
+    eval_questions="medical:dev",
+    reward="choice_accuracy",
+    max_searches=2,
+    max_observation_words=40,
+)
+_MATH = replace(
+    _SMOKE,
+    env="MathQA-v0",
+    run_dir=Path("runs/math"),
+    index=None,
+    questions="math:train",
+    eval_questions="math:dev",
+    reward="math_equal",
+    max_searches=0,
+)
 
 
 PRESETS: dict[str, tuple[str, TrainConfig]] = {
@@ -43,6 +66,8 @@ PRESETS: dict[str, tuple[str, TrainConfig]] = {
     "quickstart_group": ("The same with SO-GRPO: four episodes a question, no critic.", _in_groups(_QUICKSTART)),
     "smoke": ("Three tiny updates of the quickstart: does everything run?", _SMOKE),
     "smoke_group": ("The same for group advantages.", _in_groups(_SMOKE)),
+    "medical": ("MedicalQA-v0 on the bundled book: multiple choice with a search engine.", _MEDICAL),
+    "math": ("MathQA-v0 on generated problems: one turn, no search.", _MATH),
     "smollm2_wiki": (
         "SO-PPO with SmolLM2-135M-Instruct on real questions over a Wikipedia index, after scripts/warm_start.py.",
         TrainConfig(

@@ -44,42 +44,32 @@ def parse(arguments: list[str]) -> tuple[TrainConfig, bool]:
     return in_one_line(lambda: cli(presets, description=__doc__, args=arguments)), dry
 
 
-def load_questions(spec: str) -> Any:
-    """The questions of ``world:SPLIT`` or of a file."""
-    from sorl_env.questions import load_questions as load
-    from sorl_env.world import world_questions
+def load_questions(spec: str, env: str = "SearchQA-v0") -> Any:
+    """The questions of ``world:SPLIT`` and the like, or of a file."""
+    from sorl_env.bundled import open_questions
 
-    if spec.startswith("world:"):
-        return world_questions(spec.removeprefix("world:"))
-    if not Path(spec).is_file():
-        raise ValueError(f"question file {spec} does not exist; give a JSONL file or world:train")
-    return load(spec)
+    return open_questions(spec, kind="math" if env == "MathQA-v0" else None)
 
 
 def load_retriever(index: Path | None) -> Any:
-    """The opened index, or the bundled world's own retriever."""
+    """The opened index; None where the environment brings its own passages."""
     if index is None:
-        from sorl_env.world import world_retriever
-
-        return world_retriever()
+        return None
     from retrieval_index import open_index
 
     return open_index(index)
 
 
 def eval_sets(config: TrainConfig, limit: int) -> list[Any]:
-    """What is scored before and after: the held-out sets of the world, or the dev file."""
+    """What is scored before and after: the held-out sets of the bundled questions, or the dev file."""
     from sorl_algos.run import EvalSet
+    from sorl_env.bundled import held_out
 
-    if not config.eval_questions.startswith("world:"):
-        return [EvalSet("dev", load_questions(config.eval_questions).sample_by_hash(limit))]
-    test = load_questions("world:test").sample_by_hash(limit)
-    unseen = load_questions("world:test_unseen").sample_by_hash(limit)
-    return [
-        EvalSet("test", test),
-        EvalSet("test_unseen", unseen),
-        EvalSet("test_empty_index", test, empty_index=True),
-    ]
+    splits = held_out(config.eval_questions)
+    if not splits:
+        return [EvalSet("dev", load_questions(config.eval_questions, config.env).sample_by_hash(limit))]
+    sets = [EvalSet(split, questions.sample_by_hash(limit)) for split, questions in splits.items()]
+    return sets + ([EvalSet("test_empty_index", sets[0].questions, empty_index=True)] if config.max_searches else [])
 
 
 def checked(make: Callable[[], Any]) -> Any:
@@ -100,10 +90,13 @@ def main() -> None:
     os.environ.setdefault("KMP_BLOCKTIME", "0")  # threads that wait must not spin while others work
     config, dry = checked(lambda: parse(sys.argv[1:]))
     retriever = checked(lambda: load_retriever(config.index))
-    questions = checked(lambda: load_questions(config.questions))
-    dev = checked(lambda: load_questions(config.eval_questions))
+    questions = checked(lambda: load_questions(config.questions, config.env))
+    dev = checked(lambda: load_questions(config.eval_questions, config.env))
     sets = checked(lambda: eval_sets(config, config.test_limit))
+    from sorl_algos.run import Run, make_environment  # torch comes with it: seconds
+
     if dry:
+        checked(lambda: make_environment(config, questions, retriever, 1))
         for field in dataclasses.fields(config):
             print(f"{field.name:24} {getattr(config, field.name)}")
         steps = config.updates * config.optimiser_steps_per_update
@@ -112,7 +105,6 @@ def main() -> None:
         return
 
     from sorl_algos.report import write_report
-    from sorl_algos.run import Run
 
     with RichProgress() as progress:
         run = checked(

@@ -181,7 +181,8 @@ class TrainConfig:
         positive = (
             "questions_per_update", "group_size", "max_turn_tokens", "max_total_tokens", "minibatch_sequences",
             "passes", "microbatch_sequences", "updates", "eval_every", "save_every", "keep_checkpoints", "top_k",
-            "max_observation_words", "max_query_chars", "max_turn_words", "max_total_words", "lr", "critic_lr", "max_grad_norm", "temperature", "value_clip",
+            "max_observation_words", "max_query_chars", "max_turn_words", "max_total_words",
+            "lr", "critic_lr", "max_grad_norm", "temperature", "value_clip",
             "stop_after_minutes", "kl_target", "kl_horizon_episodes", "max_pass_kl", "microbatch_tokens",
             "correction_high", "lora_alpha",
         )  # fmt: skip

@@ -67,7 +67,7 @@ class Run:
     """Everything one run needs, put together from its configuration.
 
     Args:
-        retriever: answers the searches.
+        retriever: answers the searches; None: the environment's own.
         train_questions, dev_questions: QuestionSets; dev decides which checkpoint counts as the best.
         eval_sets: scored before and after.
     """
@@ -85,6 +85,8 @@ class Run:
         self.config, self.progress, self.eval_sets = config, progress, list(eval_sets)
         self.retriever, self.dev_questions = retriever, dev_questions
         check_resumable(config)
+        # one slot, so that what does not fit is refused before a model is loaded
+        tools = self.make_env(train_questions, retriever, 1).tools
         torch.manual_seed(config.seed)  # the value head draws its first layer
         language_model, self.tokenizer = load_language_model(config.model, dtype=getattr(torch, config.dtype))
         kind = config.critic if config.algorithm_row().needs_critic else "none"
@@ -94,7 +96,9 @@ class Run:
         if config.kl_reward_coef or config.kl_loss_coef:
             reference = self.initial_policy()
         self.learner: Learner = make_learner(config, policy, critic=critic, reference=reference)
-        self.renderer = Renderer(self.tokenizer)
+        self.renderer = Renderer(
+            self.tokenizer, style=config.chat_style, system=config.system_prompt, tools=tools
+        )
         self.engine = HFEngine(self.learner.raw_policy.lm, self.tokenizer)
         self.slots = min(256, config.episodes_per_update // world_size())
         self.source = SyncSource(
@@ -117,18 +121,7 @@ class Run:
         return Policy(model).requires_grad_(False)
 
     def make_env(self, questions: Any, retriever: Any, slots: int) -> Any:
-        config = self.config
-        return gymnasium.make_vec(
-            config.env,
-            num_envs=slots,
-            retriever=retriever,
-            questions=questions,
-            reward=config.reward,
-            prompt=config.prompt_file or config.prompt,
-            max_searches=config.max_searches,
-            top_k=config.top_k,
-            max_observation_words=config.max_observation_words,
-        )
+        return make_environment(self.config, questions, retriever, slots)
 
     def execute(self) -> dict[str, Any]:
         """Runs or resumes: returns `train`'s summary with the evaluations."""
@@ -269,6 +262,13 @@ class Run:
             ratios.append(float(ratio[mine][0]))
             means.append(None if advantages is None else float(advantages[mine].mean()))
         return ratios, means
+
+
+def make_environment(config: TrainConfig, questions: Any, retriever: Any, slots: int) -> Any:
+    """The vector environment of a configuration. Raises ValueError for settings or questions that do not fit."""
+    return gymnasium.make_vec(
+        config.env, num_envs=slots, retriever=retriever, questions=questions, **config.environment_options()
+    )
 
 
 def _shown(trajectory: Trajectory, question: Any) -> dict[str, Any]:

@@ -83,13 +83,14 @@ def answer_scores(action_texts: Sequence[str], question: Question) -> dict[str, 
     """What evaluation reports of every episode, whatever its reward.
 
     exact_match, f1, contains; for a question of kind "choice" also choice_accuracy and unparseable (1.0 where
-    an answer was given that chooses no option); for one of kind "math" exact_match is mathematical equality.
+    an answer was given that chooses no option). exact_match is choice_accuracy for one of kind "choice" (a letter and
+    the option's text are the same answer), and mathematical equality for one of kind "math".
     """
     answer = answer_of(action_texts)
     scores = _text_scores(answer, question.answers)
     if question.kind == "choice":
         chosen = None if answer is None else choice_of(answer, options_of(question))
-        scores["choice_accuracy"] = float(chosen == gold_of(question))
+        scores["exact_match"] = scores["choice_accuracy"] = float(chosen == gold_of(question))
         scores["unparseable"] = float(answer is not None and chosen is None)
     elif question.kind == "math":
         scores["exact_match"] = math_equal(action_texts, question)
