@@ -66,6 +66,7 @@ TABLE = Table(
             "sorl_algos/tiny.py",
             "sorl_algos/smollm2.py",
             "sorl_algos/rollout/hf.py",
+            "sorl_algos/rollout/vllm.py",
             "sorl_algos/evaluation/engines.py",
         ),
         "tokenizers": ("sorl_algos/tiny.py",),
