@@ -57,6 +57,7 @@ class Size:
 
     passages: int
     seconds: float
+    cpu_seconds: float
     index_bytes: int
     memory_bytes: int
 
@@ -75,12 +76,15 @@ def grow(passages: list[Passage], count: int, exchanged: float) -> Iterator[Pass
 
 def build(kind: str, corpus: Path, output: Path, passages: int) -> Size:
     """Build in a process of its own."""
-    started = time.perf_counter()
+    started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, "-c", _BUILD, kind, str(corpus), str(output)], check=True)
     seconds = time.perf_counter() - started
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     # Of all children that have ended, the largest: sizes grow, so it is this one.
-    memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return Size(passages, seconds, sum(path.stat().st_size for path in output.rglob("*") if path.is_file()), memory)
+    memory = after.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
+    return Size(passages, seconds, cpu_seconds, size, memory)
 
 
 def line(first: Size, second: Size, field: str) -> tuple[float, float]:
@@ -95,21 +99,21 @@ def main() -> int:
     passages = list(read_corpus(arguments.corpus))
     arguments.work.mkdir(parents=True, exist_ok=True)
     sizes = []
-    print("| passages | seconds | index GB | peak memory GB |\n|---|---|---|---|")
+    print("| passages | seconds | of the processor | index GB | peak memory GB |\n|---|---|---|---|---|")
     for count in sorted(arguments.passages):
         corpus, output = arguments.work / f"{count}.jsonl", arguments.work / f"{arguments.kind}-{count}"
         write_corpus(grow(passages, count, arguments.exchanged), corpus)
         sizes.append(build(arguments.kind, corpus, output, count))
         own = sizes[-1]
         print(
-            f"| {count:,} | {own.seconds:.1f} | {own.index_bytes / 1e9:.2f} | {own.memory_bytes / 1e9:.2f} |",
+            f"| {count:,} | {own.seconds:.1f} | {own.cpu_seconds:.1f} | {own.index_bytes / 1e9:.2f} | {own.memory_bytes / 1e9:.2f} |",
             flush=True,
         )
         if not arguments.keep:
             corpus.unlink()
             shutil.rmtree(output)
     if len(sizes) > 1:
-        for field in ("seconds", "index_bytes", "memory_bytes"):
+        for field in ("cpu_seconds", "index_bytes", "memory_bytes"):
             slope, base = line(sizes[-2], sizes[-1], field)
             found = ", ".join(f"{count:,}: {base + slope * count:,.0f}" for count in arguments.extrapolate)
             print(f"{field} = {base:,.4g} + {slope:,.4g} * passages; {found}")
