@@ -106,7 +106,8 @@ def main() -> int:
         sizes.append(build(arguments.kind, corpus, output, count))
         own = sizes[-1]
         print(
-            f"| {count:,} | {own.seconds:.1f} | {own.cpu_seconds:.1f} | {own.index_bytes / 1e9:.2f} | {own.memory_bytes / 1e9:.2f} |",
+            f"| {count:,} | {own.seconds:.1f} | {own.cpu_seconds:.1f} | {own.index_bytes / 1e9:.2f} "
+            f"| {own.memory_bytes / 1e9:.2f} |",
             flush=True,
         )
         if not arguments.keep:
