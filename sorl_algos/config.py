@@ -94,6 +94,10 @@ class TrainConfig:
     max_turn_tokens: int = 24
     max_total_tokens: int = 512
     temperature: float = 1.0
+    engine: Literal["hf", "vllm"] = "hf"
+    """What samples: transformers, or vLLM in the same process (the extra sorl[vllm])."""
+    engine_memory_share: float = 0.4
+    """Share of the GPU's memory for vLLM, given back while the policy learns. On processors it caches in 1 GiB."""
 
     # Algorithm: a row of the table, and overrides of its columns (None: the row's own)
     algorithm: str = "so_ppo"
@@ -253,6 +257,7 @@ class TrainConfig:
     def _check_choices(self) -> None:
         """Settings that only make sense together."""
         for name, known in (
+            ("engine", ("hf", "vllm")),
             ("correction", ("none", "truncated_is", "icepop", "rejection", "decoupled")),
             ("correction_level", ("token", "turn", "sequence")),
             ("correction_pooling", ("mean", "sum")),
@@ -264,6 +269,8 @@ class TrainConfig:
         ):
             if getattr(self, name) not in known:
                 raise ValueError(f"unknown {name} {getattr(self, name)!r}; known: {', '.join(known)}")
+        if not 0 < self.engine_memory_share < 1:
+            raise ValueError(f"engine_memory_share is {self.engine_memory_share}; it must lie between 0 and 1")
         if not 0 <= self.lr_final_share <= 1:
             raise ValueError(f"lr_final_share is {self.lr_final_share}; it is a share of lr, between 0 and 1")
         if self.kl_target is not None and not (self.kl_reward_coef or self.kl_loss_coef):

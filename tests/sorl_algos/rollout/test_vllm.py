@@ -84,7 +84,7 @@ def test_it_is_both_kinds_of_engine_and_the_process_is_kept_as_it_was(rig: Rig) 
 def test_greedy_equals_hf_on_many_ragged_prompts(rig: Rig, stop: tuple[str, ...]) -> None:
     prompts = rig.ragged(48)  # more than max_batch
     assert min(map(len, prompts)) == 1 and max(map(len, prompts)) > 150
-    sampling = Sampling(max_tokens=14, temperature=0, stop=stop)
+    sampling = Sampling(max_tokens=12 if stop else 6, temperature=0, stop=stop)
     ours = rig.engine.generate(prompts, sampling)
     theirs = HFEngine(rig.model, rig.tokenizer).generate(prompts, sampling)
     assert same_up_to_ties(rig.model, prompts, ours, theirs) >= 45
@@ -115,22 +115,22 @@ def test_the_engine_keeps_no_hold_of_the_trainers_tensors(rig: Rig) -> None:
 
 
 def test_a_completion_depends_on_its_seed_alone(rig: Rig) -> None:
-    prompts = rig.ragged(40)
-    seeds = tuple(1000 + row for row in range(40))
-    sampling = Sampling(max_tokens=12, seeds=seeds)
+    prompts = rig.ragged(24)
+    seeds = tuple(1000 + row for row in range(24))
+    sampling = Sampling(max_tokens=10, seeds=seeds)
     together = rig.engine.generate(prompts, sampling)
-    order = random.Random(0).sample(range(40), 13)
-    theirs = Sampling(max_tokens=12, seeds=tuple(seeds[row] for row in order))
+    order = random.Random(0).sample(range(24), 9)
+    theirs = Sampling(max_tokens=10, seeds=tuple(seeds[row] for row in order))
     some = rig.engine.generate([prompts[row] for row in order], theirs)
-    [alone] = rig.engine.generate([prompts[7]], Sampling(max_tokens=12, seeds=(seeds[7],)))
+    [alone] = rig.engine.generate([prompts[7]], Sampling(max_tokens=10, seeds=(seeds[7],)))
     assert [c.token_ids for c in some] == [together[row].token_ids for row in order]
     assert alone.token_ids == together[7].token_ids
     assert alone.logprobs == pytest.approx(together[7].logprobs, abs=1e-4)
-    others = rig.engine.generate(prompts, Sampling(max_tokens=12, seeds=tuple(seed + 1 for seed in seeds)))
-    assert sum(a.token_ids != b.token_ids for a, b in zip(together, others, strict=True)) > 30
+    others = rig.engine.generate(prompts, Sampling(max_tokens=10, seeds=tuple(seed + 1 for seed in seeds)))
+    assert sum(a.token_ids != b.token_ids for a, b in zip(together, others, strict=True)) > 18
     # seeds of 64 bits, as `collect` makes them, and the one that vLLM takes for "none"
     for seed in (2**64 - 1, 2**63):
-        one, other = (rig.engine.generate([prompts[7]], Sampling(max_tokens=12, seeds=(seed,))) for _ in range(2))
+        one, other = (rig.engine.generate([prompts[7]], Sampling(max_tokens=10, seeds=(seed,))) for _ in range(2))
         assert one == other
 
 
@@ -251,7 +251,7 @@ def test_a_bad_set_of_weights_is_refused_and_a_whole_one_heals(rig: Rig, fault: 
     weights = list(rig.model.named_parameters())
     name, value = weights[10]
     bad = {"name": ("no.such.weight", value), "shape": (name, value[..., :3])}
-    given = weights[:10] + [bad[fault]] * (fault in bad) + weights[11:]
+    given = weights[:10] + ([bad[fault]] if fault in bad else []) + weights[11:]
     with pytest.raises(ValueError, match=r"no\.such\.weight|has shape|were not given"):
         rig.engine.update_weights(given, 7)
     assert rig.engine.policy_version != 7
@@ -271,6 +271,11 @@ def test_weights_that_are_not_finite_are_an_error_not_a_completion(rig: Rig) -> 
     with pytest.raises(EngineError, match="not finite"):
         asyncio.run(rig.engine.agenerate([5, 6], Sampling(max_tokens=4)))
     assert rig.engine.pending == 0
+    # what they left in the cache spoils nothing once the weights are sound
+    prompts = rig.ragged(12)
+    rig.reset()
+    completions = rig.engine.generate(prompts, Sampling(max_tokens=4))
+    assert logprob_errors(rig.model, prompts, completions, 1.0).max() < 1e-3
 
 
 # --- One prompt at a time -----------------------------------------------------------------------------------
@@ -282,7 +287,7 @@ def one_of(sampling: Sampling, seed: int) -> Sampling:
 
 def test_many_waiting_calls_give_what_a_batch_gives(rig: Rig) -> None:
     prompts = rig.ragged(40)
-    sampling = Sampling(max_tokens=16, stop=TAGS, seeds=tuple(range(40)))
+    sampling = Sampling(max_tokens=10, stop=TAGS, seeds=tuple(range(40)))
     rig.engine.update_weights(rig.model.named_parameters(), 4)
 
     async def later(row: int) -> Completion:
