@@ -128,6 +128,9 @@ class TrainConfig:
     """Steer both coefficients so that the KL to the reference (k1, mean per action token) comes to this."""
     kl_horizon_episodes: int = 10_000
     """Episodes over which the steering acts: at most 20 % of the coefficient in so many."""
+    old_logprobs: Literal["trainer", "engine"] = "trainer"
+    """What the ratio is taken to: the trainer's own scores before the first step, or what the engine reported when it
+    sampled (for rollouts of older weights)."""
     correction: Literal["none", "truncated_is", "icepop", "rejection", "decoupled"] = "none"
     """For engine and trainer that disagree on log-probabilities: weights in the policy loss (docs/algorithms.md)."""
     correction_level: Literal["token", "turn", "sequence"] = "token"
@@ -140,6 +143,8 @@ class TrainConfig:
     """Whether tokens that icepop or rejection drop leave the loss's denominators too; these two need it said."""
 
     # Optimisation
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    """"sgd": plain, without momentum, to see what Adam's own normalisation does to a scaled gradient."""
     lr: float = 2e-4
     critic_lr: float = 5e-4
     lr_warmup_updates: int = 2

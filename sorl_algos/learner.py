@@ -89,7 +89,9 @@ def make_learner(
     if value_parameters:
         groups.append({"params": value_parameters, "lr": config.critic_lr, "name": "value"})
     adam: dict[str, Any] = {"betas": (0.9, 0.99), "weight_decay": config.weight_decay}
-    optimizer = torch.optim.AdamW(groups, **adam)
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, **adam)
+    if config.optimizer == "sgd":
+        optimizer = torch.optim.SGD(groups, weight_decay=config.weight_decay)
     critic_optimizer = None
     if critic is not None:
         value_parameters = value_parameters + list(critic.parameters())

@@ -98,6 +98,8 @@ def train(
                 microbatch_tokens=config.microbatch_tokens,
                 temperature=config.temperature,
             )
+            if config.old_logprobs == "engine":
+                batch = batch.replace(old_logp=batch.rollout_logp)
             batch = estimate_advantages(batch, learner.algorithm, config, kl_scale=learner.kl_scale)
             batch, correction = correct(batch, config)
             set_learning_rates(learner, update)
