@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -95,7 +95,7 @@ class VLLMEngine:
             "enable_lora": lora_rank > 0,
         }
         if lora_rank:
-            options |= {"max_lora_rank": lora_rank, "max_loras": 1}
+            options |= {"max_lora_rank": _rank_that_vllm_has(lora_rank), "max_loras": 1}
         if self.on_cpu:
             options |= {"enforce_eager": True, "block_size": CPU_BLOCK_TOKENS}
         else:
@@ -472,6 +472,15 @@ def _process_kept_as_it_was() -> Iterator[None]:
         torch.set_num_threads = set_threads
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
+
+
+def _rank_that_vllm_has(rank: int) -> int:
+    from vllm.config.lora import MaxLoRARanks
+
+    known = sorted(get_args(MaxLoRARanks))
+    if rank > known[-1]:
+        raise ValueError(f"lora_rank is {rank}; vLLM takes adapters up to rank {known[-1]}")
+    return next(one for one in known if one >= rank)
 
 
 def _end_tokens(model_config: Any, tokenizer: Any) -> frozenset[int]:

@@ -73,7 +73,7 @@ def test_an_adapter_that_cannot_be_taken_is_an_error(engine: VLLMEngine, tmp_pat
     base, _ = load_language_model("base")
     with pytest.raises(ValueError, match="holds no adapter"):
         engine.update_adapter(tmp_path, 1)
-    write_adapter(tmp_path / "wide", base, seed=1, rank=2 * RANK)
+    write_adapter(tmp_path / "wide", base, seed=1, rank=4 * RANK)
     with pytest.raises(EngineError, match="wide"):
         engine.update_adapter(tmp_path / "wide", 1)
     assert len(engine.generate([[5, 6]], Sampling(max_tokens=2))) == 1

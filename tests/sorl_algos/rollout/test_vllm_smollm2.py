@@ -35,19 +35,18 @@ def test_smollm2_agrees_with_hf_and_with_the_trainer_before_and_after_two_update
     prompts = [renderer.first(question) for question in QUESTIONS]
     engine = VLLMEngine(resolve_model("smollm2"), max_model_tokens=256, max_batch=8, kv_cache_gib=0.25)
     try:
-        greedy = Sampling(max_tokens=12, temperature=0, stop=(".",))
+        greedy = Sampling(max_tokens=8, temperature=0, stop=(".",))
         ours = engine.generate(prompts, greedy)
         theirs = HFEngine(model, tokenizer).generate(prompts, greedy)
         assert same_up_to_ties(model, prompts, ours, theirs) >= 3
         assert {c.stop for c in ours} == {c.stop for c in theirs}
-        generator = torch.Generator().manual_seed(0)
         for version in range(3):
             if version:
                 with torch.no_grad():
                     for value in model.parameters():
-                        value.add_(0.01 * torch.randn(value.shape, generator=generator))
+                        value.mul_(0.95)
                 engine.update_weights(model.named_parameters(), version)
-            completions = engine.generate(prompts, Sampling(max_tokens=8, temperature=0.8))
+            completions = engine.generate(prompts, Sampling(max_tokens=5, temperature=0.8))
             assert logprob_errors(model, prompts, completions, 0.8).max() < 1e-3
             assert {c.policy_version for c in completions} == {version}
     finally:
