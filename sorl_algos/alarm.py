@@ -58,7 +58,7 @@ class Rule:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule("entropy_explosion", "entropy", 1.7, 0.2),
+    Rule("entropy_explosion", "entropy", 1.5, 0.15),
     Rule("entropy_collapse", "entropy", 0.3, 0.05),
     Rule("invalid_actions", "valid_action_rate", -1.0, 0.15),
     Rule("tag_degeneration", "tag_fault_rate", 1.0, 0.15),
