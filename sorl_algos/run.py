@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import platform
 import subprocess
@@ -17,17 +18,26 @@ import torch
 from sorl_algos.advantages import gae
 from sorl_algos.batch import collate
 from sorl_algos.config import TrainConfig
-from sorl_algos.distributed import rank, world_size
+from sorl_algos.distributed import agreed_maximum, all_sum, rank, world_size
 from sorl_algos.evaluate import Evaluation, evaluate
-from sorl_algos.learner import Learner, make_learner
+from sorl_algos.learner import Learner, make_learner, sharding_of
 from sorl_algos.losses.segments import level_ratio
 from sorl_algos.metrics import write_text_atomically
-from sorl_algos.models import Critic, Policy, load_language_model, resolve_model, save_language_model, score
+from sorl_algos.models import (
+    Policy,
+    full_weights,
+    load_language_model,
+    make_policy_and_critic,
+    resolve_model,
+    save_language_model,
+    score,
+)
 from sorl_algos.rollout.engine import Sampling
 from sorl_algos.rollout.hf import HFEngine
 from sorl_algos.rollout.renderer import Renderer
 from sorl_algos.rollout.source import SyncSource
 from sorl_algos.rollout.vllm import TakingTurns, VLLMEngine
+from sorl_algos.sharding import stored
 from sorl_algos.trainer import train
 from sorl_env.trajectory import Trajectory, Turn
 
@@ -89,18 +99,34 @@ class Run:
         # one slot, so that what does not fit is refused before a model is loaded
         tools = self.make_env(train_questions, retriever, 1).tools
         torch.manual_seed(config.seed)  # the value head draws its first layer
-        language_model, self.tokenizer = load_language_model(config.model, dtype=getattr(torch, config.dtype))
-        kind = config.critic if config.algorithm_row().needs_critic else "none"
-        policy = Policy(language_model, shared_critic=kind == "shared")
-        critic = Critic(language_model) if kind == "own" else None
+        # A base that stays frozen may be in half precision; weights that learn are in float32.
+        frozen = bool(config.lora_rank) and config.dtype == "bfloat16"
+        language_model, self.tokenizer = load_language_model(
+            config.model, dtype=torch.bfloat16 if frozen else torch.float32
+        )
+        # The engine can sample from the policy's own model where that is plain, whole and in the same precision.
+        apart = bool(config.lora_rank) or config.dtype != "float32" or sharding_of(config) == "fsdp2"
+        if apart and config.engine == "hf":
+            sampled = copy.deepcopy(language_model).to(getattr(torch, config.dtype)).requires_grad_(False)
+        policy, critic = make_policy_and_critic(
+            language_model,
+            critic=config.critic if config.algorithm_row().needs_critic else "none",
+            compute_dtype=self.compute_dtype,
+            checkpointing=config.gradient_checkpointing,
+            lora_rank=config.lora_rank,
+            lora_alpha=config.lora_alpha,
+            lora_targets=config.lora_targets,
+        )
         reference = None
-        if config.kl_reward_coef or config.kl_loss_coef:
+        if config.needs_reference and not config.lora_rank:
             reference = self.initial_policy()
         self.learner: Learner = make_learner(config, policy, critic=critic, reference=reference)
         self.renderer = Renderer(
             self.tokenizer, style=config.chat_style, system=config.system_prompt, tools=tools
         )
-        self.engine = make_engine(config, self.learner.raw_policy.lm, self.tokenizer)
+        if apart and config.engine == "hf":
+            language_model = sampled.to(self.learner.accelerator.device)
+        self.engine = make_engine(config, language_model, self.tokenizer)
         self.slots = min(256, config.episodes_per_update // world_size())
         self.source = SyncSource(
             self.make_env(train_questions, retriever, self.slots),
@@ -118,8 +144,12 @@ class Run:
 
     def initial_policy(self) -> Policy:
         """The policy as it was before any training, frozen."""
-        model, _ = load_language_model(self.config.model, dtype=getattr(torch, self.config.dtype))
-        return Policy(model).requires_grad_(False)
+        model, _ = load_language_model(self.config.model)
+        return Policy(model, compute_dtype=self.compute_dtype).requires_grad_(False)
+
+    @property
+    def compute_dtype(self) -> torch.dtype | None:
+        return None if self.config.dtype == "float32" else getattr(torch, self.config.dtype)
 
     def make_env(self, questions: Any, retriever: Any, slots: int) -> Any:
         return make_environment(self.config, questions, retriever, slots)
@@ -128,7 +158,7 @@ class Run:
         """Runs or resumes: returns `train`'s summary with the evaluations."""
         config = self.config
         config.run_dir.mkdir(parents=True, exist_ok=True)
-        write_text_atomically(config.run_dir / "config.json", json.dumps(self.description(), indent=2, default=str))
+        write(config.run_dir / "config.json", json.dumps(self.description(), indent=2, default=str))
         evaluations = self.evaluate_stage("before")
         self.progress.begin(f"training {config.algorithm}", config.updates)
         done = [0]
@@ -147,10 +177,18 @@ class Run:
         )
         if not summary["finished"] and not self._out_of_time(summary):
             return {**summary, "evaluations": evaluations}
-        save_language_model(self.learner.raw_policy.lm, self.tokenizer, config.run_dir / "policy")
+        self._save_policy(config.run_dir / "policy")
         self.source.publish(self.learner.raw_policy, version=summary["updates_done"])
         evaluations = self.evaluate_stage("after", after=summary["updates_done"])
         return {**summary, "evaluations": evaluations}
+
+    def _save_policy(self, directory: Path) -> None:
+        """The language model alone, adapters merged, as any program loads it."""
+        weights = {name: stored(weight) for name, weight in full_weights(self.learner.raw_policy)}
+        if rank() == 0:
+            hf = isinstance(self.engine, HFEngine)
+            plain = self.engine.model if hf else load_language_model(self.config.model)[0]
+            save_language_model(plain, self.tokenizer, directory, weights=weights)
 
     def _out_of_time(self, summary: dict[str, Any]) -> bool:
         limit = self.config.stop_after_minutes
@@ -170,9 +208,13 @@ class Run:
         }
 
     def dev_scores(self) -> dict[str, float]:
-        """Greedy scores on the dev questions, for the curve and the best checkpoint."""
+        """Greedy scores on the dev questions, for the curve and the best checkpoint. Each rank plays its share."""
         questions = list(self.dev_questions.sample_by_hash(self.config.eval_limit))
-        return self._evaluate(EvalSet("dev", questions), questions, temperature=0.0).means()
+        own = questions[rank() :: world_size()] or questions[:1]
+        means = self._evaluate(EvalSet("dev", own), own, temperature=0.0).means()
+        sums = torch.tensor([len(own), *(len(own) * value for value in means.values())], dtype=torch.float64)
+        total, *values = all_sum(sums.to(self.learner.accelerator.device)).tolist()
+        return {name: value / total for name, value in zip(means, values, strict=True)}
 
     def _evaluate(self, chosen: EvalSet, questions: Sequence[Any], *, temperature: float) -> Evaluation:
         retriever = EmptyIndex() if chosen.empty_index else self.retriever
@@ -192,6 +234,7 @@ class Run:
         """Scores every set of the stage that is not in evaluations.json yet; returns all entries."""
         path = self.config.run_dir / "evaluations.json"
         entries = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        self._wait_for_ranks()  # all have read what was there before rank 0 adds to it
         entries = [entry for entry in entries if entry["updates_done"] == (after if entry["stage"] == "after" else 0)]
         known = {(entry["set"], entry["stage"]) for entry in entries}
         due = [item for item in self.eval_sets if stage in item.stages and (item.name, stage) not in known]
@@ -204,7 +247,7 @@ class Run:
             entries.append({**result.to_dict(stage), "updates_done": after})
             if chosen.name == first:
                 self._write_trajectories(stage, chosen)
-            write_text_atomically(path, json.dumps(entries, indent=1))
+            write(path, json.dumps(entries, indent=1))
             self.progress.advance(1, f"{chosen.name}: {result.scores['exact_match']['mean']:.3f}")
         if stage == "after" and (self.config.run_dir / "trajectories_before.jsonl").exists():
             self._add_ratios()
@@ -219,15 +262,19 @@ class Run:
             json.dumps(_shown(trajectory, question), ensure_ascii=True)
             for trajectory, question in zip(result.trajectories, questions, strict=True)
         ]
-        write_text_atomically(self.config.run_dir / f"trajectories_{stage}.jsonl", "\n".join(lines) + "\n")
+        write(self.config.run_dir / f"trajectories_{stage}.jsonl", "\n".join(lines) + "\n")
         ids = [
             [[list(turn.observation_ids), list(turn.action_ids)] for turn in item.turns]
             for item in result.trajectories
         ]
-        write_text_atomically(self.config.run_dir / f"trajectories_{stage}_ids.json", json.dumps(ids))
+        write(self.config.run_dir / f"trajectories_{stage}_ids.json", json.dumps(ids))
+
+    def _wait_for_ranks(self) -> None:
+        agreed_maximum(0, self.learner.accelerator.device)
 
     def _add_ratios(self) -> None:
         """Puts on every shown turn the trained policy's ratio to the starting policy, and the turn's advantage."""
+        self._wait_for_ranks()
         initial = self.initial_policy()
         for stage in ("before", "after"):
             path = self.config.run_dir / f"trajectories_{stage}.jsonl"
@@ -238,7 +285,8 @@ class Run:
                     row["turns"], *self._turn_numbers(row, turn_ids, initial), strict=True
                 ):
                     turn["ratio"], turn["advantage"] = ratio, advantage
-            write_text_atomically(path, "".join(json.dumps(row) + "\n" for row in rows))
+            self._wait_for_ranks()  # all have read it
+            write(path, "".join(json.dumps(row) + "\n" for row in rows))
 
     @torch.no_grad()
     def _turn_numbers(self, row: dict[str, Any], ids: Any, initial: Policy) -> tuple[list[float], list[float | None]]:
@@ -264,6 +312,12 @@ class Run:
             ratios.append(float(ratio[mine][0]))
             means.append(None if advantages is None else float(advantages[mine].mean()))
         return ratios, means
+
+
+def write(path: Path, text: str) -> None:
+    """Writes a file of the run: rank 0 does, whatever the others hold is the same."""
+    if rank() == 0:
+        write_text_atomically(path, text)
 
 
 def make_engine(config: TrainConfig, language_model: Any, tokenizer: Any) -> HFEngine | VLLMEngine:

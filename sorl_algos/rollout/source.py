@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from sorl_algos.models import full_weights
 from sorl_algos.rollout.collect import collect
 from sorl_algos.rollout.engine import RolloutEngine, Sampling
 from sorl_algos.rollout.renderer import Renderer
@@ -77,7 +78,7 @@ class SyncSource:
 
     def publish(self, policy: Any, version: int) -> None:
         """Hands the policy's language-model weights to the engine."""
-        self.engine.update_weights(policy.lm.named_parameters(), version)
+        self.engine.update_weights(full_weights(policy), version)
         self.version = version
 
     def __iter__(self) -> SyncSource:
