@@ -13,6 +13,7 @@ from typing import Any
 
 from tests.cases.judge import problems
 from tests.cases.learning_ops import LEARNING_OPS
+from tests.cases.rollout_ops import ROLLOUT_OPS
 from tests.cases.system_ops import SYSTEM_OPS
 from tests.cases.text_ops import TEXT_OPS
 from tests.cases.trajectory_ops import TRAJECTORY_OPS
@@ -23,7 +24,9 @@ CASES = Path(
 ).resolve()
 
 # An op gives facts, or None where the product has no code for this use of it.
-OPS: dict[str, Callable[[Mapping[str, Any]], Any]] = {**TEXT_OPS, **TRAJECTORY_OPS, **LEARNING_OPS, **SYSTEM_OPS}
+OPS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    **TEXT_OPS, **TRAJECTORY_OPS, **LEARNING_OPS, **ROLLOUT_OPS, **SYSTEM_OPS,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

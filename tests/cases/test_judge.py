@@ -58,7 +58,7 @@ def test_what_does_not(expected: dict[str, Any], answer: Any, says: str) -> None
 
 
 def test_an_unknown_op_and_an_op_without_product_code_are_no_passes() -> None:
-    log = {"op": "event_log", "partial_rollout": False, "events": []}
+    log = {"op": "event_log", "partial_rollout": True, "events": ["start r1 (v0)"]}
     outcomes = [
         run_case({"id": "1", "component": "x", "input": {"op": "no such op"}, "expected": {}}),
         run_case({"id": "2", "component": "x", "input": log, "expected": {}}),
