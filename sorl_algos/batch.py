@@ -104,14 +104,9 @@ class Batch:
             for index in [torch.tensor(rows, device=device)]
         ]
 
-    def microbatches(self, sequences: int, tokens: int | None = None, *, at_least: int = 0) -> list[Batch]:
-        """The micro-batches of `pieces`, and as many silent ones as are wanting to ``at_least``.
-
-        Ranks meet in every forward and backward, so all of them must run the same number.
-        """
-        micros = [micro for _, micro in self.pieces(sequences, tokens)]
-        padding = [micros[0].rows(slice(0, 1)).silent() for _ in range(at_least - len(micros))]
-        return padding + micros
+    def microbatches(self, sequences: int, tokens: int | None = None) -> list[Batch]:
+        """The micro-batches of `pieces` alone."""
+        return [micro for _, micro in self.pieces(sequences, tokens)]
 
 
 def collate(trajectories: Sequence[Trajectory], pad_id: int, *, group_ids: Sequence[Any] | None = None) -> Batch:

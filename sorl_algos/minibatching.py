@@ -39,6 +39,6 @@ def microbatches(minibatch: Batch, config: TrainConfig) -> list[Batch]:
 
     Ranks meet in every forward and backward: one that ran fewer would leave the others waiting.
     """
-    micros = [micro for _, micro in minibatch.pieces(config.microbatch_sequences, config.microbatch_tokens)]
+    micros = minibatch.microbatches(config.microbatch_sequences, config.microbatch_tokens)
     wanting = agreed_maximum(len(micros), minibatch.token_ids.device) - len(micros)
     return [micros[0].rows(slice(0, 1)).silent()] * wanting + micros
