@@ -23,6 +23,7 @@ from sorl_algos.report_assets.results import results_section, score_of
 from sorl_algos.report_assets.runs import Named, Run, find, find_number, read_run
 
 SHOWN_EPISODES = 10
+SHOWN_ALARMS = 12
 
 
 def write_report(run_dirs: Path | Sequence[Path], output: Path) -> Path:
@@ -76,6 +77,7 @@ def _page(runs: Sequence[Named]) -> Html:
             "main",
             _header(runs),
             _notes(runs),
+            _alarms(runs),
             results_section(runs),
             curves_section(runs),
             _trajectories(runs),
@@ -159,9 +161,40 @@ def _facts(run: Run) -> dict[str, str]:
         "updates": done,
         "minutes": "" if run.minutes is None else f"{run.minutes:.1f}",
         "seed": find(config, "seed") or "",
+        "alarm": _first_alarm(run),
         "hardware": find(config, "hardware", "device") or "",
         "revision": (find(config, "git_revision", "revision", "git") or "")[:12],
     }
+
+
+def _first_alarm(run: Run) -> str:
+    if run.alarms:
+        return f"at update {run.alarms[0].update:.0f}"
+    return "none" if "alarm" in run.metrics else ""
+
+
+def _alarms(runs: Sequence[Named]) -> Html | None:
+    """What the collapse alarm said, first things first."""
+    lines = [
+        tag(
+            "li",
+            tag("b", f"{label}: ") if len(runs) > 1 else None,
+            f"update {line.update:.0f}: {line.text} ",
+            tag("span", line.rule.replace("_", " "), class_="faint"),
+        )
+        for label, run in runs
+        for line in run.alarms
+    ]
+    if not lines:
+        return None
+    more = tag("li", f"{len(lines) - SHOWN_ALARMS} more in alarms.jsonl") if len(lines) > SHOWN_ALARMS else None
+    return tag(
+        "aside",
+        tag("h2", "The collapse alarm went off"),
+        tag("p", "A dotted line marks these updates in every curve."),
+        tag("ul", lines[:SHOWN_ALARMS], more),
+        class_="notes alarmed",
+    )
 
 
 def _notes(runs: Sequence[Named]) -> Html | None:

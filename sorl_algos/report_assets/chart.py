@@ -37,6 +37,15 @@ class Guide:
     label: str
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A vertical line at an update where something happened, in the colour of its run (None: of an alarm)."""
+
+    x: float
+    label: str
+    colour: int | None = None
+
+
 def smoothing_window(count: int) -> int:
     """How many updates the running mean spans: about a fifteenth of them, 1 (no smoothing) for a few."""
     return 1 if count < 10 else max(3, min(25, round(count / 15)))
@@ -124,10 +133,12 @@ def line_chart(
     floor: float | None = None,
     ceiling: float | None = None,
     raw: bool = True,
+    marks: Sequence[Mark] = (),
 ) -> Html:
     """An SVG chart of the series over updates.
 
-    `floor` and `ceiling` are values that the vertical axis must reach; `raw` draws the thin lines too.
+    `floor` and `ceiling` are values that the vertical axis must reach; `raw` draws the thin lines too. `marks`
+    outside the updates of the series are left out.
     At least one series must have points.
     """
     series = [line for line in series if line.points]
@@ -151,6 +162,7 @@ def line_chart(
         _grid(frame),
         tag(
             "svg",
+            [_mark(mark, frame) for mark in marks if first <= mark.x <= last],
             [_line(line, frame, raw=raw) for line in series],
             x=x,
             y=y,
@@ -167,6 +179,12 @@ def line_chart(
         aria_label=title,
         data_chart=json.dumps(hover, separators=(",", ":")),
     )
+
+
+def _mark(mark: Mark, frame: Frame) -> Html:
+    x = f"{frame.across(mark.x):.1f}"
+    colour = "" if mark.colour is None else f" c{mark.colour % COLOURS}"
+    return tag("g", tag("title", mark.label), tag("line", x1=x, x2=x, y1=TOP, y2=BOTTOM, class_=f"alarm{colour}"))
 
 
 def swatch(colour: int | None, dash: int = 0) -> Html:

@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 
 from sorl_algos.report_assets.chart import (
     Guide,
+    Mark,
     Series,
     legend,
     legend_entry,
@@ -38,11 +39,9 @@ def curves_section(runs: Sequence[Named]) -> Html:
             groups.append(
                 join([tag("h3", title), tag("p", meaning, class_="lead"), tag("div", figures, class_="grid")])
             )
-    rest = [
-        figure
-        for name in sorted(met - drawn)
-        if (figure := _figure(runs, Plot(name, ((name, ""),), OTHERS.get(name, "")), drawn))
-    ]
+    names = dict.fromkeys(_together(name) for name in sorted(met - drawn))
+    plots = [Plot(name.replace("_turn/*", " by turn"), ((name, ""),), OTHERS.get(name, "")) for name in names]
+    rest = [figure for plot in plots if (figure := _figure(runs, plot, drawn))]
     window = max(smoothing_window(len(points)) for _, run in runs for points in run.metrics.values())
     span = f"the mean of the last {window}\N{NO-BREAK SPACE}updates"
     if window == 1:
@@ -79,7 +78,7 @@ def _figure(runs: Sequence[Named], plot: Plot, drawn: set[str]) -> Html | None:
     several = len(runs) > 1
     met = sorted({name for _, run in runs for name in run.metrics})
     variants = [
-        (name, label or (name.split("/")[1] if name.startswith("eval/") else ""))
+        (name, label or _variant(name))
         for pattern, label in plot.metrics
         for name in met
         if fnmatchcase(name, pattern)
@@ -110,6 +109,7 @@ def _figure(runs: Sequence[Named], plot: Plot, drawn: set[str]) -> Html | None:
         floor=plot.floor,
         ceiling=plot.ceiling,
         raw=len(runs) <= FEW_RUNS,
+        marks=_marks(runs),
     )
     return tag(
         "figure",
@@ -117,6 +117,34 @@ def _figure(runs: Sequence[Named], plot: Plot, drawn: set[str]) -> Html | None:
         legend(entries) if len(entries) > 1 or plot.title.startswith("Held") else None,
         chart,
     )
+
+
+def _together(name: str) -> str:
+    """A metric, or the pattern of all turns of one."""
+    return f"{name.rpartition('_turn/')[0]}_turn/*" if "_turn/" in name else name
+
+
+def _variant(name: str) -> str:
+    """What tells a metric from the others of its chart: the question set, or the turn (counted from 1)."""
+    if name.startswith("eval/"):
+        return name.split("/")[1]
+    turn = name.rpartition("_turn/")[2]
+    return f"turn {int(turn) + 1}" if "_turn/" in name and turn.isdigit() else ""
+
+
+def _marks(runs: Sequence[Named]) -> list[Mark]:
+    """One for each update at which an alarm began."""
+    several = len(runs) > 1
+    return [
+        Mark(
+            update,
+            f"{f'{label}, ' if several else ''}alarm at update {update:.0f}: "
+            + "; ".join(line.text for line in run.alarms if line.update == update),
+            index if several else None,
+        )
+        for index, (label, run) in enumerate(runs)
+        for update in dict.fromkeys(line.update for line in run.alarms)
+    ]
 
 
 def _guide(runs: Sequence[Named], plot: Plot) -> Guide | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """One chart. `metrics`: (name, variant label); in a name `*` stands for any question set."""
+    """One chart. `metrics`: (name, variant label); in a name `*` stands for any question set or turn."""
 
     title: str
     metrics: tuple[tuple[str, str], ...]
@@ -79,6 +79,35 @@ GROUPS: tuple[tuple[str, str, tuple[Plot, ...]], ...] = (
                 ceiling=1.0,
             ),
             Plot(
+                "Norm of the clipping bias",
+                (("excess_norm", ""),),
+                "Norm of C, the part of the gradient that the clip threw away, over the policy's parameters. Where it "
+                "outgrows the gradient norm, more is thrown away than kept.",
+                floor=0.0,
+            ),
+            Plot(
+                "Clip fraction by turn",
+                (("clip_fraction_turn/*", ""),),
+                "Share of each turn's action tokens from which the algorithm's own clip took something. Late turns "
+                "lead when credit is worst there.",
+                floor=0.0,
+            ),
+            Plot(
+                "Effective sample size",
+                (("ess", ""),),
+                "How many equal tokens the ratios are worth, as a share: 1 when all are equal, next to 0 when a few "
+                "outweigh all others.",
+                floor=0.0,
+                ceiling=1.0,
+            ),
+            Plot(
+                "KL by turn",
+                (("approx_kl_turn/*", ""),),
+                "Distance from the policy before the update's first minibatch, on each turn. The turns should move "
+                "alike.",
+                floor=0.0,
+            ),
+            Plot(
                 "approx_kl",
                 (("approx_kl", ""),),
                 "Distance of the policy from where it stood before the update's first minibatch (logp "
@@ -126,6 +155,25 @@ GROUPS: tuple[tuple[str, str, tuple[Plot, ...]], ...] = (
                 floor=0.0,
             ),
             Plot(
+                "Entropy by turn",
+                (("entropy_turn/*", ""),),
+                "The same on each turn: queries may stay open while answers settle.",
+                floor=0.0,
+            ),
+            Plot(
+                "Length by turn",
+                (("response_tokens_turn/*", ""),),
+                "Mean number of action tokens of each turn.",
+                floor=0.0,
+            ),
+            Plot(
+                "Tags, loops and cuts",
+                (("tag_fault_rate", "tags"), ("loop_rate", "loops"), ("cut_rate", "cut")),
+                "Share of turns with wrong tags (unbalanced, repeated, forged, or no valid action), that loop (more "
+                "than half of the 4-grams repeated), and that were cut at the length limit. Near 0 is healthy.",
+                floor=0.0,
+            ),
+            Plot(
                 "KL to the reference",
                 (("ref_kl", ""),),
                 "Distance from the frozen reference. It grows as the policy learns; it should bend, not "
@@ -155,6 +203,19 @@ GROUPS: tuple[tuple[str, str, tuple[Plot, ...]], ...] = (
                 ceiling=1.0,
             ),
             Plot(
+                "Variance of the advantages",
+                (("advantage_variance", ""),),
+                "Variance over action tokens before whitening. A good critic lowers it; a jump says that its values "
+                "are off.",
+                floor=0.0,
+            ),
+            Plot(
+                "Advantage by turn",
+                (("advantage_turn/*", ""),),
+                "Mean advantage, as trained with, on each turn. A turn that is always on one side of 0 gets credit "
+                "for where it stands.",
+            ),
+            Plot(
                 "Value loss",
                 (("value_loss", ""),),
                 "Squared error of the critic, clipped. It should fall, and jump when the policy finds "
@@ -168,12 +229,23 @@ GROUPS: tuple[tuple[str, str, tuple[Plot, ...]], ...] = (
 OTHERS: dict[str, str] = {
     "advantage_abs_mean": "Mean size of the advantages. Near 0 there is nothing to learn from.",
     "critic_grad_norm": "Norm of the critic's gradient before it is cut.",
-    "cut_rate": "Share of turns that the engine cut at the length limit.",
+    "alarm": "1 while a reason of the collapse alarm stands.",
     "dropped_episodes": "Episodes left out of training because the index failed.",
-    "ess": "Effective sample size as a share: 1 when all ratios are equal, less when few tokens weigh most.",
     "lr": "Learning rate of the policy.",
     "policy_loss": "The surrogate that is minimised. Its level means little; a blow-up means much.",
     "ratio_max": "Largest ratio in the update. Far above 1 + clip_high: something moved very far.",
+    "repetition_mean": "Share of a turn's 4-grams that it has held before, mean over turns.",
+    "tag_forged_rate": "Share of turns with a tag that only the environment may write.",
+    "tag_repeated_rate": "Share of turns with more than one complete action.",
+    "tag_unbalanced_rate": "Share of turns with a tag that is not closed, or closes nothing.",
+    "ess_turn/*": "Effective sample size of the ratios, as a share, on each turn.",
+    "mismatch_ess_turn/*": "Effective sample size of the ratios between engine and trainer, on each turn.",
+    "mismatch_kl_turn/*": "Distance between the engine's log-probabilities and the trainer's, on each turn.",
+    "mismatch_ratio_max_turn/*": "Largest ratio between trainer and engine on each turn.",
+    "ratio_max_turn/*": "Largest ratio in the update on each turn.",
+    "ratio_mean_turn/*": "Mean ratio on each turn.",
+    "tag_fault_rate_turn/*": "Share of wrong tags on each turn.",
+    "valid_action_rate_turn/*": "Share of well-formed searches or answers on each turn.",
     "ratio_mean": "Mean ratio over the action tokens. Near 1 is healthy.",
     "skipped_minibatches": "Minibatches whose gradient was not finite and that changed nothing.",
     "time_rollout_s": "Seconds spent playing episodes.",

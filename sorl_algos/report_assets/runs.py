@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 CONFIG, METRICS, EVALUATIONS = "config.json", "metrics.jsonl", "evaluations.json"
+ALARMS = "alarms.jsonl"
 TRAJECTORIES = {"before": "trajectories_before.jsonl", "after": "trajectories_after.jsonl"}
 
 Points = list[tuple[float, float]]
@@ -73,6 +74,15 @@ class ShownEpisode:
 
 
 @dataclass(frozen=True, slots=True)
+class AlarmLine:
+    """A reason of the collapse alarm that began to stand at an update."""
+
+    update: float
+    rule: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """One training run, as far as its directory tells."""
 
@@ -83,6 +93,7 @@ class Run:
     evaluations: Mapping[tuple[str, str], Evaluation] = field(default_factory=dict)
     episodes: Mapping[str, list[ShownEpisode]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    alarms: tuple[AlarmLine, ...] = ()
 
     @property
     def updates(self) -> int:
@@ -118,7 +129,8 @@ def read_run(run_dir: Path) -> Run:
             f"{run_dir} holds no training run: nothing in {', '.join(present)} comes from one; "
             "give the directory that a training run wrote"
         )
-    return Run(run_dir, config, metrics, minutes, evaluations, episodes, tuple(notes))
+    alarms = _read_alarms(run_dir / ALARMS, notes)
+    return Run(run_dir, config, metrics, minutes, evaluations, episodes, tuple(notes), alarms)
 
 
 def read_episodes(path: Path) -> tuple[list[ShownEpisode], list[int]]:
@@ -245,6 +257,21 @@ def _read_evaluations(path: Path, notes: list[str]) -> dict[tuple[str, str], Eva
             n = _finite(row.get("n"))
             found[set_name, stage] = Evaluation(stage, set_name, None if n is None else int(n), scores)
     return found
+
+
+def _read_alarms(path: Path, notes: list[str]) -> tuple[AlarmLine, ...]:
+    if not path.is_file():
+        return ()
+    found, broken = [], []
+    for line_number, row in _json_lines(path):
+        update = _finite(row.get("update")) if row is not None else None
+        if row is None or update is None:
+            broken.append(line_number)
+        else:
+            found.append(AlarmLine(update, _text(row.get("rule")), _text(row.get("text"))))
+    if broken:
+        notes.append(_left_out(path, broken))
+    return tuple(sorted(found, key=lambda line: line.update))
 
 
 def _read_stage(path: Path, notes: list[str]) -> list[ShownEpisode]:

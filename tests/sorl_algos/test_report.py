@@ -282,6 +282,43 @@ def test_every_metric_has_its_chart(whole: tuple[str, Outline]) -> None:
     assert whole[1].count("svg", "chart") == 27
 
 
+def test_turns_share_a_chart_and_each_instrument_has_one(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines[1:]:
+        line |= {f"{name}_turn/{turn}": 0.1 * turn for turn in range(3) for name in ("clip_fraction", "ratio_max")}
+        line |= {"excess_norm": 0.5, "tag_fault_rate": 0.01, "loop_rate": 0.0, "advantage_variance": 0.2}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    _, page = report_of(run)
+    # beside the 27: clip fraction and largest ratio by turn, C norm, tags and loops together, advantage variance
+    assert page.count("svg", "chart") == 27 + 5
+    for words in ("Clip fraction by turn", "ratio_max by turn", "turn 3", "Norm of the clipping bias", "loops"):
+        assert words in page.text
+    assert not any(name.startswith("clip_fraction_turn/") for name in page.text)
+
+
+def test_alarms_are_told_and_marked(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    alarms = [
+        {"update": 21, "rule": "entropy_explosion", "text": "entropy is 2.1, it was 0.7"},
+        {"update": 21, "rule": "loops", "text": "loop_rate is 0.3, it was <0>"},
+        {"update": 99, "rule": "reward_fall", "text": "after the curves"},
+    ]
+    (run / "alarms.jsonl").write_text("".join(json.dumps(line) + "\n" for line in alarms) + '{"update": 3')
+    _, page = report_of(run)
+    assert "The collapse alarm went off" in page.text and page.count("aside", "alarmed") == 1
+    assert "update 21: entropy is 2.1, it was 0.7" in page.words and "it was <0>" in page.words
+    assert "alarms.jsonl: line 4 could not be read" in page.words
+    # one line in each chart but that of the searches, which were scored before update 0 alone; 99 is off all axes
+    assert page.count("line", "alarm") == page.count("svg", "chart") - 1
+    assert "alarm at update 21: entropy is 2.1, it was 0.7; loop_rate is 0.3" in page.words
+    assert "at update 21" in page.words
+    other = make_run(tmp_path / "other", algorithm="ppo")
+    _, both = report_of(run, other)
+    assert both.count("aside", "alarmed") == 1 and "so_ppo, alarm at update 21" in both.words
+    assert report_of(other)[1].count("line", "alarm") == 0
+
+
 def test_all_ten_questions_are_there_twice(whole: tuple[str, Outline]) -> None:
     page = whole[1]
     assert page.count("article", "card") == 10
