@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -331,6 +332,25 @@ def test_a_cancelled_call_leaves_the_engine_and_the_others_go_on(rig: Rig) -> No
             assert isinstance(result, asyncio.CancelledError)
     rig.engine.update_weights(rig.model.named_parameters(), 5)
     assert rig.engine.generate([[5]], Sampling(max_tokens=1))[0].policy_version == 5
+
+
+def test_an_event_loop_in_a_thread_and_a_batch_beside_it_share_the_engine(rig: Rig) -> None:
+    prompts, seeds = rig.ragged(16), tuple(range(16))
+    sampling = Sampling(max_tokens=10, stop=TAGS, seeds=seeds)
+    expected = rig.engine.generate(prompts, sampling)
+    streamed: list[Completion] = []
+
+    async def all_of_them() -> None:
+        streamed.extend(
+            await asyncio.gather(*(rig.engine.agenerate(p, one_of(sampling, row)) for row, p in enumerate(prompts)))
+        )
+
+    thread = threading.Thread(target=lambda: asyncio.run(all_of_them()))
+    thread.start()
+    beside = rig.engine.generate(prompts, sampling)
+    thread.join(60)
+    for found in (beside, streamed):
+        assert [c.token_ids for c in found] == [c.token_ids for c in expected]
 
 
 def test_sleeping_changes_nothing_that_is_sampled(rig: Rig) -> None:
