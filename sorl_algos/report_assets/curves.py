@@ -40,8 +40,8 @@ def curves_section(runs: Sequence[Named]) -> Html:
                 join([tag("h3", title), tag("p", meaning, class_="lead"), tag("div", figures, class_="grid")])
             )
     names = dict.fromkeys(_together(name) for name in sorted(met - drawn))
-    plots = [Plot(name.replace("_turn/*", " by turn"), ((name, ""),), OTHERS.get(name, "")) for name in names]
-    rest = [figure for plot in plots if (figure := _figure(runs, plot, drawn))]
+    others = [Plot(name.replace("_turn/*", " by turn"), ((name, ""),), OTHERS.get(name, "")) for name in names]
+    rest = [figure for plot in others if (figure := _figure(runs, plot, drawn))]
     window = max(smoothing_window(len(points)) for _, run in runs for points in run.metrics.values())
     span = f"the mean of the last {window}\N{NO-BREAK SPACE}updates"
     if window == 1:
