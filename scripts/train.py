@@ -128,10 +128,15 @@ def main() -> None:
             f"{summary['updates_run']} updates run, {summary['updates_done']} of {config.updates} done, "
             f"{summary['seconds'] / 60:.1f} minutes"
         )
+    if summary.get("alarm_update") is not None:
+        print(f"the collapse alarm went off after {summary['alarm_update']} updates: see {config.run_dir}/alarms.jsonl")
     if any(entry["stage"] == "after" for entry in summary["evaluations"]):
         results_table(summary["evaluations"])
     report = write_report(config.run_dir, config.run_dir / "report.html")
     print(f"report: {report}")
+    if not summary["finished"] and config.on_alarm == "stop" and summary.get("alarm", {}).get("active"):
+        print("stopped by the alarm; the same command with --on-alarm log goes on from the last checkpoint")
+        raise SystemExit(3)
     if not summary["finished"] and config.stop_after_minutes is None:
         stopped()
 

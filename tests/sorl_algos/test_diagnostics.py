@@ -174,6 +174,16 @@ def test_sums_add_up_over_rows_in_any_order() -> None:
         torch.testing.assert_close(twice[name], value if name.startswith("max_") else value * 2, msg=name)
 
 
+def test_the_sums_never_wait_for_the_device() -> None:
+    """On the meta device every transfer to the host raises."""
+    meta = batch().to("meta")
+    assert meta.old_logp is not None and meta.advantages is not None
+    logp = torch.zeros(1, 5, device="meta")
+    tensors = (logp, meta.old_logp, meta.advantages, meta.loss_mask, meta.turn_ids)
+    out = clipped_surrogate(*tensors, level="turn", clip_low=0.2, clip_high=0.2)
+    assert update_sums(logp, meta, out, clip_low=0.2, clip_high=0.2)["turn_tokens"].shape == (TURN_SLOTS,)
+
+
 def sums_of(micro: Batch) -> dict[str, torch.Tensor]:
     """With log-ratios ln 1.5, 0 and ln 0.5 on the three action tokens of each row; 9 under the mask."""
     assert micro.old_logp is not None and micro.advantages is not None
