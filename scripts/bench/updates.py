@@ -87,11 +87,13 @@ def update(learner: Learner, batch: Batch, old_logp: OldLogp | None = None) -> d
     return update_metrics(scored, entropy, totals)
 
 
-def clipped_share(learner: Learner, batch: Batch, *, share: float, by: str, seed: int = 0) -> OldLogp:
+def clipped_share(
+    learner: Learner, batch: Batch, *, share: float, by: str, within: float = 1.0, seed: int = 0
+) -> OldLogp:
     """Old log-probabilities under which the loss's clip is active on ``share`` of the action tokens.
 
-    by: "turn" moves whole turns, "token" each token alone (the worst case: the clipped tokens are then spread over
-    nearly all sequences). Moved ones have ratios of 3 or 1/3, on the side where the clip acts.
+    by: "turn" moves whole turns, "token" each token alone. within: share of the sequences that hold moved tokens (1
+    scatters single tokens over nearly all of them). Moved ones have ratios of 3 or 1/3, where the clip acts.
     """
     generator = torch.Generator().manual_seed(seed)
     rows, columns = batch.loss_mask.shape
@@ -100,6 +102,7 @@ def clipped_share(learner: Learner, batch: Batch, *, share: float, by: str, seed
         draw = lot.gather(1, batch.turn_ids.clamp(min=0))
     else:
         draw = torch.rand(rows, columns, generator=generator)
+    draw[torch.randperm(rows, generator=generator)[round(within * rows) :]] = 2.0
     level = draw[batch.loss_mask].quantile(share)
     chosen = (draw <= level) & batch.loss_mask
 
