@@ -98,6 +98,17 @@ class TrainConfig:
     """What samples: transformers, or vLLM in the same process (the extra sorl[vllm])."""
     engine_memory_share: float = 0.4
     """Share of the GPU's memory for vLLM, given back while the policy learns. On processors it caches in 1 GiB."""
+    kv_cache_mb: float = 0.0
+    """Memory in which engine hf keeps keys and values from turn to turn; 0: each turn is read from its beginning."""
+    source: Literal["sync", "stream", "async"] = "sync"
+    """"sync": the episodes of an update in lockstep; "stream": each at its own pace, with the same result; "async":
+    also while the policy learns, so that part of them comes from older weights (see correction)."""
+    max_staleness: int = 1
+    """Updates that the oldest episode of a group may lie behind, with source async; older groups are dropped."""
+    queue_groups: int | None = None
+    """Groups begun ahead with source async; None: as many as cannot grow too old."""
+    retrieval_window_ms: float = 3.0
+    """How long a search waits for others to share a call with, with source stream or async."""
 
     # Algorithm: a row of the table, and overrides of its columns (None: the row's own)
     algorithm: str = "so_ppo"
@@ -202,7 +213,8 @@ class TrainConfig:
             "max_searches", "lr_warmup_updates", "critic_warmup_updates", "kl_reward_coef", "kl_loss_coef",
             "weight_decay", "eval_limit", "test_limit", "clip_low", "clip_high", "max_skipped_minibatches",
             "excess_norm_every",
-            "correction_low", "lora_rank", "invalid_penalty", "search_cost",
+            "correction_low", "lora_rank", "invalid_penalty", "search_cost", "max_staleness", "kv_cache_mb",
+            "retrieval_window_ms",
         )  # fmt: skip
         for name in not_negative:
             if not getattr(self, name) >= 0:
@@ -263,6 +275,7 @@ class TrainConfig:
         """Settings that only make sense together."""
         for name, known in (
             ("engine", ("hf", "vllm")),
+            ("source", ("sync", "stream", "async")),
             ("correction", ("none", "truncated_is", "icepop", "rejection", "decoupled")),
             ("correction_level", ("token", "turn", "sequence")),
             ("correction_pooling", ("mean", "sum")),
@@ -274,6 +287,12 @@ class TrainConfig:
         ):
             if getattr(self, name) not in known:
                 raise ValueError(f"unknown {name} {getattr(self, name)!r}; known: {', '.join(known)}")
+        if self.queue_groups is not None and (self.source != "async" or self.queue_groups < 1):
+            raise ValueError(
+                f"queue_groups is {self.queue_groups} and source {self.source!r}; it is for source 'async', at least 1"
+            )
+        if self.kv_cache_mb and self.engine != "hf":
+            raise ValueError(f"kv_cache_mb is for engine 'hf'; engine {self.engine!r} keeps a cache of its own")
         if not 0 < self.engine_memory_share < 1:
             raise ValueError(f"engine_memory_share is {self.engine_memory_share}; it must lie between 0 and 1")
         if not 0 <= self.lr_final_share <= 1:

@@ -32,10 +32,11 @@ from sorl_algos.models import (
     save_language_model,
     score,
 )
+from sorl_algos.rollout.async_source import AsyncSource
 from sorl_algos.rollout.engine import Sampling
 from sorl_algos.rollout.hf import HFEngine
 from sorl_algos.rollout.renderer import Renderer
-from sorl_algos.rollout.source import SyncSource
+from sorl_algos.rollout.source import StreamSource, SyncSource
 from sorl_algos.rollout.vllm import TakingTurns, VLLMEngine
 from sorl_algos.sharding import stored
 from sorl_algos.trainer import train
@@ -45,7 +46,7 @@ SHOWN_TRAJECTORIES = 10
 # What may differ between a run and its resumption.
 _MAY_CHANGE = {
     "run_dir", "updates", "eval_every", "save_every", "keep_checkpoints", "stop_after_minutes", "eval_limit",
-    "test_limit", "on_alarm", "engine_memory_share",
+    "test_limit", "on_alarm", "engine_memory_share", "kv_cache_mb", "retrieval_window_ms",
 }  # fmt: skip
 
 
@@ -106,6 +107,7 @@ class Run:
         )
         # The engine can sample from the policy's own model where that is plain, whole and in the same precision.
         apart = bool(config.lora_rank) or config.dtype != "float32" or sharding_of(config) == "fsdp2"
+        apart = apart or config.source == "async"  # which samples while the policy's weights change
         if apart and config.engine == "hf":
             sampled = copy.deepcopy(language_model).to(getattr(torch, config.dtype)).requires_grad_(False)
         policy, critic = make_policy_and_critic(
@@ -128,19 +130,8 @@ class Run:
             language_model = sampled.to(self.learner.accelerator.device)
         self.engine = make_engine(config, language_model, self.tokenizer)
         self.slots = min(256, config.episodes_per_update // world_size())
-        self.source = SyncSource(
-            self.make_env(train_questions, retriever, self.slots),
-            self.engine,
-            self.renderer,
-            train_questions,
-            questions_per_update=config.questions_per_update,
-            group_size=config.group_size,
-            sampling=Sampling(max_tokens=config.max_turn_tokens, temperature=config.temperature),
-            seed=config.seed,
-            max_total_tokens=config.max_total_tokens,
-            rank=rank(),
-            ranks=world_size(),
-        )
+        env = self.make_env(train_questions, retriever, self.slots)
+        self.source = make_source(config, env, self.engine, self.renderer, train_questions)
 
     def initial_policy(self) -> Policy:
         """The policy as it was before any training, frozen."""
@@ -156,6 +147,12 @@ class Run:
 
     def execute(self) -> dict[str, Any]:
         """Runs or resumes: returns `train`'s summary with the evaluations."""
+        try:
+            return self._execute()
+        finally:
+            self.source.close()
+
+    def _execute(self) -> dict[str, Any]:
         config = self.config
         config.run_dir.mkdir(parents=True, exist_ok=True)
         write(config.run_dir / "config.json", json.dumps(self.description(), indent=2, default=str))
@@ -170,10 +167,11 @@ class Run:
         summary = train(
             config,
             self.learner,
-            self.source if isinstance(self.engine, HFEngine) else TakingTurns(self.source, self.engine),
+            self._source_of_trainer(),
             pad_id=self.tokenizer.pad_token_id,
             evaluate=self.dev_scores if config.eval_limit else None,
             on_update=show,
+            source_metrics=self.source.metrics,
         )
         if not summary["finished"] and not self._out_of_time(summary):
             return {**summary, "evaluations": evaluations}
@@ -181,6 +179,12 @@ class Run:
         self.source.publish(self.learner.raw_policy, version=summary["updates_done"])
         evaluations = self.evaluate_stage("after", after=summary["updates_done"])
         return {**summary, "evaluations": evaluations}
+
+    def _source_of_trainer(self) -> Any:
+        # An engine that samples while the policy learns cannot lend it its memory.
+        if isinstance(self.engine, HFEngine) or isinstance(self.source, AsyncSource):
+            return self.source
+        return TakingTurns(self.source, self.engine)
 
     def _save_policy(self, directory: Path) -> None:
         """The language model alone, adapters merged, as any program loads it."""
@@ -218,17 +222,18 @@ class Run:
 
     def _evaluate(self, chosen: EvalSet, questions: Sequence[Any], *, temperature: float) -> Evaluation:
         retriever = EmptyIndex() if chosen.empty_index else self.retriever
-        return evaluate(
-            self.make_env(questions, retriever, min(256, len(questions))),
-            self.engine,
-            self.renderer,
-            questions,
-            name=chosen.name,
-            max_turn_tokens=self.config.max_turn_tokens,
-            max_total_tokens=self.config.max_total_tokens,
-            temperature=temperature,
-            seed=self.config.seed,
-        )
+        with self.source.paused():
+            return evaluate(
+                self.make_env(questions, retriever, min(256, len(questions))),
+                self.engine,
+                self.renderer,
+                questions,
+                name=chosen.name,
+                max_turn_tokens=self.config.max_turn_tokens,
+                max_total_tokens=self.config.max_total_tokens,
+                temperature=temperature,
+                seed=self.config.seed,
+            )
 
     def evaluate_stage(self, stage: str, *, after: int = 0) -> list[dict[str, Any]]:
         """Scores every set of the stage that is not in evaluations.json yet; returns all entries."""
@@ -323,13 +328,35 @@ def write(path: Path, text: str) -> None:
 def make_engine(config: TrainConfig, language_model: Any, tokenizer: Any) -> HFEngine | VLLMEngine:
     """The engine of a configuration. Raises ValueError where it is not installed."""
     if config.engine == "hf":
-        return HFEngine(language_model, tokenizer)
+        return HFEngine(language_model, tokenizer, kv_cache_mb=config.kv_cache_mb)
     return VLLMEngine(
         resolve_model(config.model),
         dtype=config.dtype,
         max_model_tokens=config.max_total_tokens,
         gpu_memory_share=config.engine_memory_share,
     )
+
+
+def make_source(
+    config: TrainConfig, env: Any, engine: HFEngine | VLLMEngine, renderer: Renderer, questions: Any
+) -> SyncSource | AsyncSource:
+    """The source of a configuration: this rank's share of the questions."""
+    options: dict[str, Any] = {
+        "questions_per_update": config.questions_per_update,
+        "group_size": config.group_size,
+        "sampling": Sampling(max_tokens=config.max_turn_tokens, temperature=config.temperature),
+        "seed": config.seed,
+        "max_total_tokens": config.max_total_tokens,
+        "rank": rank(),
+        "ranks": world_size(),
+    }
+    if config.source == "sync":
+        return SyncSource(env, engine, renderer, questions, **options)
+    options["window_ms"] = config.retrieval_window_ms
+    if config.source == "stream":
+        return StreamSource(env, engine, renderer, questions, **options)
+    options |= {"max_staleness": config.max_staleness, "queue_groups": config.queue_groups}
+    return AsyncSource(env, engine, renderer, questions, **options)
 
 
 def make_environment(config: TrainConfig, questions: Any, retriever: Any, slots: int) -> Any:

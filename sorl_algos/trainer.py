@@ -47,6 +47,7 @@ def train(
     evaluate: Evaluate | None = None,
     on_update: Callable[[int, dict[str, float]], None] | None = None,
     stop_requested: Callable[[], bool] | None = None,
+    source_metrics: Callable[[], dict[str, float]] | None = None,
 ) -> dict[str, Any]:
     """Trains until ``config.updates`` are done, resuming from the newest checkpoint of ``config.run_dir``.
 
@@ -58,6 +59,7 @@ def train(
             decides which checkpoint is kept as the best.
         on_update: progress callback with the update's number and metrics.
         stop_requested: asked after each update; True saves and ends the run. Ctrl-C does the same.
+        source_metrics: what the source has to say of its last batch, for the log.
 
     Returns:
         ``updates_done``, ``updates_run`` (by this call), ``finished``, ``best_update`` and ``best_exact_match``.
@@ -120,6 +122,7 @@ def train(
                 **update_metrics(batch, entropy, totals),
                 **{name: float(value) for name, value in correction.items()},
                 "lr": learner.policy_optimizer.param_groups[0]["lr"],
+                **(source_metrics() if source_metrics is not None else {}),
                 "time_rollout_s": time_rollout,
                 "time_update_s": time.monotonic() - clock - time_rollout,
             }

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from sorl_algos.models import full_weights
 from sorl_algos.rollout.collect import settings_for
 from sorl_algos.rollout.engine import Sampling
 from sorl_algos.rollout.renderer import Renderer
@@ -114,7 +115,7 @@ class AsyncSource:
         The same version again changes nothing. Raises what an episode failed with.
         """
         if version != self.version:
-            self._run(self._publish(policy.lm.named_parameters(), version))
+            self._run(self._publish(full_weights(policy), version))
 
     def __iter__(self) -> AsyncSource:
         return self
@@ -202,6 +203,8 @@ class AsyncSource:
 
     def _begin(self) -> None:
         """Starts episodes while the queue, the engine and a pending update let it."""
+        if self.version < 0:
+            return
         while not self._holding and self._failure is None and len(self._live) < self.live_episodes:
             number = self._begun // self.group_size
             if not self._may_begin(number):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from sorl_algos.models import full_weights
@@ -104,8 +105,17 @@ class SyncSource:
     def _collect(self, questions: list[Any], **options: Any) -> list[Trajectory]:
         return collect(self.env, self.engine, self.renderer, questions, **options)
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nothing is sampled while this lasts; nothing goes on between batches anyway."""
+        yield
+
+    def metrics(self) -> dict[str, float]:
+        """What there is to say of the last batch beside its trajectories: nothing."""
+        return {}
+
     def close(self) -> None:
-        """Nothing goes on between batches."""
+        """Ends what goes on: nothing."""
 
 
 class StreamSource(SyncSource):

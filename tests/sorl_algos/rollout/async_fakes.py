@@ -7,6 +7,8 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import torch
+
 from sorl_algos.rollout.async_source import AsyncSource
 from sorl_algos.rollout.engine import Completion, Sampling
 from sorl_algos.rollout.renderer import Renderer
@@ -21,12 +23,9 @@ Before = Callable[[str, int], Awaitable[None]]
 
 
 class Weights:
-    """A policy whose weights nobody looks at."""
+    """A policy without weights."""
 
-    class lm:
-        @staticmethod
-        def named_parameters() -> list[Any]:
-            return []
+    lm = torch.nn.Module()
 
 
 class AsyncScripted(ScriptedEngine):

@@ -206,6 +206,10 @@ def test_a_crashed_episode_is_played_once_more_and_then_ends_the_run(tokenizer: 
 def test_while_paused_nothing_is_sampled(tokenizer: Any) -> None:
     engine = AsyncScripted(tokenizer, answer, shuffled(1))
     with closing(async_source(tokenizer, engine, max_staleness=5, slots=2)) as source:
+        with source.paused():  # as for an evaluation before training
+            pass
+        time.sleep(0.01)
+        assert not engine.order, "nothing was published yet"
         source.publish(Weights, 0)
         with source.paused():
             seen = len(engine.order)
