@@ -14,9 +14,8 @@ from evaluation_inputs import Searching, searching
 import sorl_env  # noqa: F401  (registers the environments)
 from sorl_algos.evaluation.engines import Player
 from sorl_algos.evaluation.identity import data_digest, file_digest, text_digest
-from sorl_algos.evaluation.play import Plan, longest_prompt, open_log, play
+from sorl_algos.evaluation.play import Plan, longest_prompt, open_log, play, renderer_for
 from sorl_algos.rollout.engine import Sampling
-from sorl_algos.rollout.renderer import Renderer
 from sorl_algos.run import git_revision, package_versions
 from sorl_env.benchmarks import environment_of, expand, find_set
 from sorl_env.dialects import dialect_named
@@ -120,15 +119,15 @@ def play_all(
     arguments: Any, plans: Sequence[Plan], player: Player, output: Path, progress: Any
 ) -> list[dict[str, Any]]:
     """Plays the sets one after another. What can be refused is refused before the first question is played."""
-    renderer = Renderer(player.tokenizer, style=arguments.style)
     plans = [replace(plan, identity=plan.identity | {"model": player.model, "engine": player.about}) for plan in plans]
-    for plan in plans:
+    renderers = [renderer_for(plan, player.tokenizer, arguments.style) for plan in plans]
+    for plan, renderer in zip(plans, renderers, strict=True):
         longest_prompt(plan, renderer)
         if not arguments.restart:
             open_log(plan, output)
     session = {"code": git_revision(), "versions": package_versions(), "batch": arguments.batch, "url": arguments.url}
     results = []
-    for plan in plans:
+    for plan, renderer in zip(plans, renderers, strict=True):
         progress.begin(plan.name, plan.episodes)
         options = {"session": session, "restart": arguments.restart, "on_episodes": progress.advance}
         results.append(play(plan, player.engine, renderer, output, **options))

@@ -12,10 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from sorl_algos.evaluation.engines import load_tokenizer
-from sorl_algos.evaluation.play import Plan, longest_prompt
+from sorl_algos.evaluation.play import Plan, longest_prompt, renderer_for
 from sorl_algos.evaluation.results import write_atomically
 from sorl_algos.evaluation.statistics import macro_interval
-from sorl_algos.rollout.renderer import Renderer
 
 
 def _console() -> Console:
@@ -25,10 +24,10 @@ def _console() -> Console:
 
 def print_plans(plans: Sequence[Plan], tokenizer: str, style: Any, output: Path) -> None:
     """What would be played, and what of it is there already."""
-    renderer = Renderer(load_tokenizer(tokenizer), style=style)
+    loaded = load_tokenizer(tokenizer)
     table = Table("set", "environment", "questions", "episodes", "data", "retrieval", "prompt", "longest, tokens")
     for plan in plans:
-        about, longest = plan.identity, longest_prompt(plan, renderer)[0]
+        about, longest = plan.identity, longest_prompt(plan, renderer_for(plan, loaded, style))[0]
         retrieval = about["retrieval"]
         searched = retrieval.get("index") or retrieval.get("corpus") or {}
         table.add_row(

@@ -48,6 +48,8 @@ def parsing(given: str, rng: random.Random) -> None:
         assert isinstance(action, (Search, Answer, Invalid))
         assert not isinstance(action, Search) or (action.query and len(action.query) <= 64 and "\n" not in action.query)
         assert isinstance(dialect.parse(CutText(given), 64), Invalid)
+        read = parse(dialect.tagged(given))  # as rewards read it
+        assert type(read) is type(action) and (answer_of([dialect.tagged(given)]) is None or isinstance(action, Answer))
 
 
 def hiding(given: str, rng: random.Random) -> None:
@@ -79,7 +81,9 @@ def reading_answers(given: str, rng: random.Random) -> None:
 
 
 def playing(given: str, rng: random.Random) -> None:
-    episode = Episode(QUESTION, EpisodeRules(prompt="short", max_total_words=rng.choice([None, 20])), exact_match)
+    words, dialect, told = rng.choice([None, 20]), rng.choice(["search_r1", "tool_call"]), rng.random() < 0.5
+    rules = EpisodeRules(prompt="short", max_total_words=words, dialect=dialect, tell_budget=told)
+    episode = Episode(QUESTION, rules, exact_match)
     episode.begin()
     turns = 0
     while not episode.finished:
@@ -87,7 +91,7 @@ def playing(given: str, rng: random.Random) -> None:
         query = episode.query(said)
         episode.advance(said, None if query is None else [Hit(Passage("p", said, said), 1.0)])
         turns += 1
-    assert turns <= 3
+    assert turns <= 3 and (episode.stop == "answered" or sum(episode.rewards) == 0)
     again = Episode(QUESTION, episode.rules, exact_match)
     again.set_state(episode.get_state())
     assert again.transcript() == episode.transcript()

@@ -7,8 +7,13 @@ import sys
 from importlib.util import find_spec
 from typing import Any
 
-_PART = re.compile(r"<(think|search|answer|information)>.*?(?:</\1>|\Z)", re.DOTALL)
-_STYLES = {"think": "italic bright_black", "search": "bold cyan", "answer": "bold green", "information": "bright_black"}
+_PART = re.compile(r"<(think|search|tool_call|answer|information|tool_response)>.*?(?:</\1>|\Z)", re.DOTALL)
+_STYLES = {
+    "think": "italic bright_black", "search": "bold cyan", "tool_call": "bold cyan", "answer": "bold green",
+    "information": "bright_black", "tool_response": "bright_black",
+}  # fmt: skip
+# a terminal would obey them: escape sequences, carriage returns, the bell
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def show_question(question_id: str, observation: str) -> None:
@@ -61,4 +66,5 @@ def _plain(text: str) -> None:
 
 
 def _sound(text: str) -> str:
-    return text.encode("utf-8", "replace").decode("utf-8")
+    """The text without what a terminal obeys or cannot show."""
+    return _CONTROL.sub("\ufffd", text).encode("utf-8", "replace").decode("utf-8")

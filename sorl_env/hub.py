@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
+
+_REMEDY = "is the name right and the network there? A local file (JSONL, JSON, parquet) works as well"
 
 
 def hub_rows(name: str, config: str | None = None, split: str = "test") -> Iterator[dict[str, Any]]:
@@ -12,10 +15,7 @@ def hub_rows(name: str, config: str | None = None, split: str = "test") -> Itera
     try:
         yield from datasets.load_dataset(name, config, split=split, streaming=True)
     except (datasets.exceptions.DatasetNotFoundError, ValueError, OSError) as error:
-        raise ValueError(
-            f"data set {name!r} (configuration {config}, split {split}) cannot be read: {error}; "
-            "is the name right and the network there? A local file works as well"
-        ) from None
+        raise ValueError(f"{_named(name, config, split)} cannot be read: {error}; {_REMEDY}") from None
 
 
 def hub_size(name: str, config: str | None = None, split: str = "test") -> tuple[int | None, int | None]:
@@ -24,9 +24,13 @@ def hub_size(name: str, config: str | None = None, split: str = "test") -> tuple
     try:
         info = datasets.load_dataset_builder(name, config).info
     except (datasets.exceptions.DatasetNotFoundError, ValueError, OSError) as error:
-        raise ValueError(f"data set {name!r} (configuration {config}) cannot be looked up: {error}") from None
+        raise ValueError(f"{_named(name, config, split)} cannot be looked up: {error}; {_REMEDY}") from None
     found = (info.splits or {}).get(split)
     return (None, None) if found is None else (found.num_examples, found.num_bytes)
+
+
+def _named(name: str, config: str | None, split: str) -> str:
+    return f"data set {name!r} ({'' if config is None else f'configuration {config}, '}split {split})"
 
 
 def _library() -> Any:
@@ -34,4 +38,5 @@ def _library() -> Any:
         import datasets  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError as error:
         raise ImportError("hub names need the library datasets; run: pip install datasets") from error
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries: the outcome is said once, here
     return datasets

@@ -58,10 +58,12 @@ def plain_row(row: Mapping[str, Any], name: str, number: int) -> dict[str, Any]:
         if "unique_id" in row and not row.get("id"):
             found["id"] = row["unique_id"]
         if isinstance(row.get("answer"), str) and "####" in row["answer"]:  # GSM8K: the working, then the number
-            found["answer"] = row["answer"].rpartition("####")[2].strip()
+            found |= {"answer": row["answer"].rpartition("####")[2].strip(), "kind": row.get("kind") or "math"}
         if row.get("problem") and not row.get("question"):
             found.setdefault("kind", "math")
     found = {key: value for key, value in found.items() if value is not None}
+    if isinstance(found.get("options"), Mapping):  # a column of structures fills up the letters that a row lacks
+        found["options"] = {letter: text for letter, text in found["options"].items() if text is not None}
     if found.get("id") in (None, ""):
         found["id"] = f"{name}_{number}"
     return found

@@ -11,7 +11,9 @@ of ones in ``response_mask``.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -91,8 +93,8 @@ def trajectory_to_verl(trajectory: Trajectory) -> dict[str, Any]:
 def trajectory_from_verl(row: Mapping[str, Any]) -> Trajectory:
     """A trajectory from a rollout row, ours or one with the tensors alone (then without texts).
 
-    Zeros after the last sampled token are padding. Raises ValueError where lengths do not fit, or nothing was
-    sampled.
+    Zeros after the last sampled token are padding; a score on a token that was not sampled counts for the turn before
+    it. Raises ValueError where lengths do not fit, or nothing was sampled.
     """
     mask, responses = list(row["response_mask"]), list(row["responses"])
     columns = {name: list(row[name]) for name in ("rollout_log_probs", "token_level_scores")}
@@ -107,6 +109,11 @@ def trajectory_from_verl(row: Mapping[str, Any]) -> Trajectory:
         place += size
         if not sampled:
             waiting += responses[here]
+            earned = math.fsum(columns["token_level_scores"][here])
+            if earned and not turns:
+                raise ValueError("verl row has a score before its first sampled token, so it belongs to no turn")
+            if earned:  # verl puts an episode's score on its last token, which a tool may have written
+                turns[-1] = replace(turns[-1], reward=turns[-1].reward + earned)
             continue
         number = len(turns)
         turns.append(

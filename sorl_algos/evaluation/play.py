@@ -87,6 +87,16 @@ class SeededByPrompt:
         return int.from_bytes(digest, "little")
 
 
+def renderer_for(plan: Plan, tokenizer: Any, style: Any) -> Renderer:
+    """A renderer that shows the tools of the plan's environment, where its dialect has any.
+
+    Raises:
+        ValueError: a chat template that cannot.
+    """
+    tools = plan.make_env(1).tools if len(plan.questions) else ()
+    return Renderer(tokenizer, style=style, tools=tools)
+
+
 def longest_prompt(plan: Plan, renderer: Renderer) -> tuple[int, str]:
     """Tokens of the longest first observation, and whose it is. Renders every question once.
 

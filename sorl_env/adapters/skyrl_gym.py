@@ -5,11 +5,13 @@
     env = skyrl_gym.make("sorl", env_config={}, extras={"question": …, "reward_spec": {"ground_truth": …}})
 
 The question comes with each row: ``extras["question"]`` or ``extras["extra_info"]["question"]``, its answers from
-``extras["reward_spec"]["ground_truth"]`` (a text, a list, or ``{"target": […]}``), as SkyRL's data has them.
+``extras["reward_spec"]["ground_truth"]`` (a text, a list, or ``{"target": […]}``), as SkyRL's data has them. The rows
+that ``scripts/prepare_data.py`` writes also bring kind and options in their ``extra_info``.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -67,4 +69,6 @@ def question_of(extras: Mapping[str, Any]) -> Question:
     if not text or truth is None:
         raise ValueError("extras need `question` (or extra_info.question) and `reward_spec.ground_truth`")
     answers = [truth] if isinstance(truth, (str, int, float)) else list(truth)
-    return Question(str(extras.get("id") or extra.get("index") or "question"), str(text), tuple(map(str, answers)))
+    name = extras.get("id") or extra.get("question_id") or extra.get("index") or "question"
+    metadata = json.loads(extra["metadata"]) if extra.get("metadata") else {}
+    return Question(str(name), str(text), tuple(map(str, answers)), str(extra.get("kind") or "open"), metadata)

@@ -14,6 +14,7 @@ episode whose search failed has no reward (None), which TRL leaves out of the gr
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -22,6 +23,7 @@ from sorl_env.questions import Question
 
 RULES: dict[str, Any] = {"dialect": "tool_call", "prompt": "short"}
 OVER = "The episode is over."
+_TAG = re.compile(r"<(?=/?(?:think|tool_call|tool_response|answer)>)")  # the text is one answer, whatever is in it
 
 
 class SearchTools:
@@ -59,7 +61,7 @@ class SearchTools:
         Returns:
             A confirmation.
         """
-        return self._play(f"<answer>{text}</answer>")
+        return self._play(f"<answer>{_TAG.sub('‹', text)}</answer>")
 
     def get_reward(self) -> float | None:
         """What the episode earned; 0.0 without an answer, None if a search failed."""

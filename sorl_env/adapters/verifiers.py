@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import verifiers.v1 as vf  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -114,7 +115,9 @@ def question_of(data: Any) -> Question:
     return Question(str(data.id), data.question, tuple(data.answers), data.kind, metadata)
 
 
+@cache
 def _made(path: str | None) -> Any:
+    """The retriever, made once in each process."""
     if path is None:
         return None
     module, _, name = path.partition(":")

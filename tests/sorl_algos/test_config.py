@@ -15,10 +15,12 @@ POSITIVE = (
     "questions_per_update", "group_size", "max_turn_tokens", "max_total_tokens", "minibatch_sequences", "passes",
     "microbatch_sequences", "updates", "eval_every", "save_every", "keep_checkpoints", "top_k",
     "max_observation_words", "lr", "critic_lr", "max_grad_norm", "temperature", "value_clip", "stop_after_minutes",
+    "max_query_chars", "max_turn_words", "max_total_words",
 )  # fmt: skip
 NOT_NEGATIVE = (
     "max_searches", "lr_warmup_updates", "critic_warmup_updates", "kl_reward_coef", "kl_loss_coef", "weight_decay",
     "eval_limit", "test_limit", "clip_low", "clip_high", "max_skipped_minibatches",
+    "invalid_penalty", "search_cost",
 )  # fmt: skip
 
 
@@ -70,6 +72,11 @@ def test_what_must_not_be_negative(name: str, value: float) -> None:
             {"algorithm": "grpo", "group_size": 4, "questions_per_update": 3, "minibatch_sequences": 6},
             r"minibatch_sequences \(6\) is no multiple of group_size \(4\); a group would be split",
         ),
+        ({"env": "SearchQA"}, "unknown env 'SearchQA'; known: SearchQA-v0, MedicalQA-v0, MathQA-v0, or module:Id"),
+        ({"dialect": "json"}, "unknown dialect 'json'; known: search_r1, tool_call, boxed"),
+        ({"chat_style": "chats"}, "unknown chat_style 'chats'; known: continuation, chat"),
+        ({"dialect": "boxed"}, "'boxed' .*has no search, but max_searches is 3; set it to 0"),
+        ({"env": "MathQA-v0"}, "'boxed' .*has no search, but max_searches is 3; set it to 0"),
         ({"critic": "none"}, "'so_ppo' needs a critic, but critic is 'none'; use 'shared' or 'own'"),
     ],
 )

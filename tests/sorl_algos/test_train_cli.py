@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
 import subprocess
@@ -40,6 +41,23 @@ def test_options_change_a_preset(script: Any) -> None:
     assert script.parse(["smoke"]) == (script.PRESETS["smoke"][1], False)
     config, _ = script.parse(["quickstart", "--index", "None", "--threshold", "2", "--level", "sequence"])
     assert (config.index, config.threshold, config.level) == (None, 2.0, "sequence")
+
+
+def test_the_environments_options_are_options(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    given = {
+        "dialect": "tool_call", "chat_style": "chat", "system_prompt": "Be brief.", "prompt": "tools",
+        "reward": "0.9*exact_match + 0.1*format", "invalid_penalty": 0.1, "search_cost": 0.05, "max_turn_words": 50,
+        "max_total_words": 300, "max_query_chars": 80, "options_in_query": False, "last_turn_answers": True,
+    }  # fmt: skip
+    arguments = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    config, _ = script.parse(["quickstart", "--tell-budget", "--max-observation-words", "None", *arguments])
+    assert {name: getattr(config, name) for name in given} == given
+    assert config.tell_budget and config.max_observation_words is None
+    assert (script.parse(["medical"])[0].env, script.parse(["math"])[0].env) == ("MedicalQA-v0", "MathQA-v0")
+    with pytest.raises(SystemExit):
+        script.parse(["quickstart", "--help"])
+    shown = capsys.readouterr().out
+    assert all(f"--{name.replace('_', '-')}" in shown for name in given) and "without a valid action" in shown
 
 
 @pytest.mark.parametrize(
@@ -121,3 +139,20 @@ def test_a_dry_run_shows_and_writes_nothing(tmp_path: Path) -> None:
     assert found.returncode == 0 and found.stderr == ""
     assert "7 updates of 64 episodes, 14 optimiser steps; nothing was trained or written" in found.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_every_column_of_the_table_can_be_overridden(script: Any) -> None:
+    columns = {
+        "advantages": "leave_one_out", "level": "sequence", "normalisation": "coefficient_ratio", "threshold": "2.5",
+        "scope": "sequence", "trigger_level": "turn", "pooling": "sum", "reduction": "sequence_mean_token_sum_norm",
+        "loss": "clipped", "dual_clip": "3.0", "norm_length": "64.0",
+    }  # fmt: skip
+    options = [part for name, value in columns.items() for part in (f"--{name.replace('_', '-')}", value)]
+    config, _ = script.parse(["quickstart_group", "--algorithm", "grpo", *options])
+    row = config.algorithm_row()
+    assert {field.name for field in dataclasses.fields(row)} <= columns.keys()
+    for name in ("advantages", "level", "pooling", "reduction", "loss"):
+        assert getattr(row, name) == columns[name]
+    assert (row.dual_clip, row.norm_length) == (3.0, 64.0)
+    found = row.normalisation
+    assert (found.threshold, found.scope, found.level) == (2.5, "sequence", "turn")

@@ -16,6 +16,7 @@ from sorl_env.adapters.play import Player
 from sorl_env.adapters.trl import OVER, environment_factory, trl_rows
 from sorl_env.question_sets import write_questions
 from sorl_env.questions import Question, QuestionSet
+from sorl_env.verl_rows import question_to_verl
 from tests.fakes import FakeRetriever
 
 QUESTIONS = QuestionSet(Question(f"q{n}", f"Capital of land {n}?", (f"City {n}",)) for n in range(4))
@@ -48,6 +49,10 @@ def test_tools_of_trl() -> None:
     assert "land 2 has City 2" in env.search("land 2")
     assert env.get_reward() == 0.0
     assert env.answer("City 2") == OVER and env.get_reward() == 1.0
+    env.reset(question_id="q2")
+    assert env.answer("City 1</answer><answer>City 2") == OVER and env.get_reward() == 0.0  # one answer, not a choice
+    env.reset(question_id="q2")
+    assert env.answer("City 2") == OVER
     assert env.search("late") == OVER and env.answer("City 3") == OVER and env.get_reward() == 1.0
     env.reset(question_id="q3")
     assert env.get_reward() == 0.0  # nothing is left of the episode before
@@ -58,6 +63,11 @@ def test_tools_of_trl() -> None:
 def test_a_query_cannot_close_its_call_and_a_failed_search_earns_nothing() -> None:
     retriever = FakeRetriever(passages=PASSAGES)
     env = environment_factory(**options(retriever=retriever))()
+    env.reset(question_id="q1")
+    for _ in range(3):  # the third is the last turn: the episode is scored, and nobody has answered
+        env.search("<answer>City 1</answer>")
+    assert env.get_reward() == 0.0
+    retriever.calls.clear()
     env.reset(question_id="q1")
     env.search('</tool_call><answer>City 1</answer>"')
     assert env.get_reward() == 0.0 and retriever.calls[0][0] == ['</tool_call><answer>City 1</answer>"']
@@ -223,3 +233,6 @@ def test_skyrl_gym_makes_and_plays_it() -> None:
     assert env.get_metrics() == {"searches": 1, "turns": 2, "reward": 1.0}
     with pytest.raises(ValueError, match="reward_spec"):
         adapter.question_of({"question": "?"})
+    asked = Question("m", "Which?", ("B",), "choice", {"options": {"A": "x", "B": "y"}})
+    row = question_to_verl(asked, data_source="medqa", split="test", index=0)
+    assert adapter.question_of({"reward_spec": row["reward_model"], "extra_info": row["extra_info"]}) == asked

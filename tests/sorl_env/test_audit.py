@@ -101,6 +101,17 @@ def test_padding_behind_the_last_token_is_left_out() -> None:
     assert trajectory_from_verl(padded) == made()
 
 
+def test_a_score_on_a_token_that_was_not_sampled_is_kept() -> None:
+    # verl puts an episode's score on its last token, which here a tool wrote: 0.25 more for the last turn
+    row, columns = trajectory_to_verl(made()), ("responses", "response_mask", "rollout_log_probs")
+    scores = row["token_level_scores"]
+    longer = {name: [*row[name], 0] for name in columns} | {"token_level_scores": [*scores, 0.25]}
+    assert trajectory_from_verl(row | longer).reward == made().reward + 0.25
+    shifted = {name: [0, *row[name]] for name in columns} | {"token_level_scores": [1.0, *scores]}
+    with pytest.raises(ValueError, match="before its first sampled token"):
+        trajectory_from_verl(row | shifted)
+
+
 def test_a_broken_row_is_named_when_a_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "v.parquet"
     write_trajectories(path, [made()])

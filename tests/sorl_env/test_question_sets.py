@@ -6,6 +6,7 @@ import gzip
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +78,12 @@ FORMS: list[tuple[str, dict[str, Any], Question]] = [
     ),
     ("AIME", {"id": 60, "problem": "?", "answer": "204", "year": "2024"}, Question("60", "?", ("204",), "math")),
     ("MATH-500", {"unique_id": "a/1", "problem": "?", "answer": "x"}, Question("a/1", "?", ("x",), "math")),
-    ("GSM8K", {"question": "?", "answer": "2+2=4\n#### 4"}, Question("rows_1", "?", ("4",), "open")),
+    ("GSM8K", {"question": "?", "answer": "2+2=4\n#### 4"}, Question("rows_1", "?", ("4",), "math")),
 ]  # fmt: skip
 
 
 def write_lines(path: Path, rows: list[Any]) -> Path:
+    path.parent.mkdir(exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
@@ -100,6 +102,24 @@ def test_the_context_of_pubmedqa_is_kept_and_explanations_are_not(tmp_path: Path
     pubmed, medmcqa = read_questions(write_lines(tmp_path / "rows.jsonl", rows))[0]
     assert pubmed.metadata["context"] == "One. Two."
     assert set(medmcqa.metadata) == {"options"}
+
+
+@pytest.mark.skipif(find_spec("datasets") is None, reason="datasets is not installed")
+def test_rows_come_through_the_library_of_the_hub(tmp_path: Path) -> None:
+    """A folder stands for a data set of the hub: the same code path, the same typed columns."""
+    ragged = {"question": "?", "answer": "y", "options": {"A": "w", "B": "x", "C": "y"}, "answer_idx": "C"}
+    medqa = [FORMS[4][1], ragged]  # two options, three options: the column fills the first row up with None
+    folders = {"medqa": medqa, "dapo": [FORMS[2][1]], "pubmedqa": [FORMS[5][1]], "flash": [FORMS[0][1]]}
+    for name, rows in folders.items():
+        write_lines(tmp_path / name / "test.jsonl", rows)
+    found = {name: read_questions(f"hub:{tmp_path / name}", split="test")[0] for name in folders}
+    assert [question.metadata["options"] for question in found["medqa"]] == [{"A": "w", "B": "x"}, ragged["options"]]
+    assert found["medqa"].ids == ("medqa_1", "medqa_2") and found["medqa"][1].answers == ("C",)
+    for name, form in (("dapo", 2), ("pubmedqa", 5), ("flash", 0)):
+        [question], expected = found[name], FORMS[form][2]
+        assert (question.text, question.answers, question.kind) == (expected.text, expected.answers, expected.kind)
+    with pytest.raises(ValueError, match=r"split dev\) cannot be read: .*A local file .*works as well"):
+        read_questions(f"hub:{tmp_path / 'flash'}", split="dev")
 
 
 def test_json_files_of_mirage_and_bioasq(tmp_path: Path) -> None:

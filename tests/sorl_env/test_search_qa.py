@@ -121,6 +121,9 @@ def test_people_see_every_turn_and_no_markup_is_read_from_texts(capsys: pytest.C
     env.step("<answer>City 1</answer>")
     shown = capsys.readouterr().out
     assert "[bold]hm[/bold]</think>so <search>land 1</search> and" in shown
+    env.reset(options={"question_id": "q1"})
+    env.step("\x1b[2J\rgone\x07")
+    assert "\ufffd[2J\ufffdgone\ufffd" in capsys.readouterr().out  # a terminal would have obeyed
     assert "<information>Doc 1" in shown and "(nothing)" in shown and "answered; reward 1" in shown
 
 
