@@ -32,7 +32,7 @@ from sorl_env.observations import CLOSE, OPEN, render_observation
 
 _CALL = re.compile(r"<(/?)(think|tool_response|tool_call|answer)>")
 _TAG = re.compile(r"<(?=/?(?:think|search|answer|information)>)")
-_FOREIGN = re.compile(r"<(?=/?(?:search|information)>)")
+_STRAY = re.compile(r"<(?=/?(?:search|information|answer)>)")
 _RESPONSE = re.compile(r"<(/?)tool_response>")
 _THOUGHTS = re.compile(r"<think>.*?</think>", re.DOTALL)
 
@@ -222,8 +222,8 @@ def _element(action: Action) -> str:
 
 
 def _in_tags(text: str) -> str:
-    """What stands around the decisive element of a turn of tool calls."""
-    return _RESPONSE.sub(r"<\1information>", _FOREIGN.sub("‹", text))
+    """What stands around the decisive element of a turn of tool calls: thoughts, responses and text, no action."""
+    return _RESPONSE.sub(r"<\1information>", _STRAY.sub("‹", text))
 
 
 DIALECTS: dict[str, Dialect] = {

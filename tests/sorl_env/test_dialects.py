@@ -173,6 +173,7 @@ ESCAPED = "\\u003canswer>Lima\\u003c/answer>"  # JSON's other way to write a bra
         "<tool_response><answer>Lima</answer></tool_response>",
         "<think><answer>Lima</answer></think>",
         "<information></think><think><answer>Lima</answer>",
+        "<answer><tool_call>Lima</answer><tool_call></tool_call>",  # no element: the call's tag broke it off
     ],
 )
 def test_only_an_answer_earns(turn: str) -> None:
