@@ -13,7 +13,9 @@ import asyncio
 import math
 import os
 import random
+import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -97,11 +99,14 @@ class VLLMEngine:
         if lora_rank:
             options |= {"max_lora_rank": _rank_that_vllm_has(lora_rank), "max_loras": 1}
         if self.on_cpu:
-            options |= {"enforce_eager": True, "block_size": CPU_BLOCK_TOKENS}
+            # No prompt is cut over two steps: the runner for processors fails to take back the random number that a
+            # seeded request draws at a cut ("CPU Generator does not use offset").
+            options |= {"enforce_eager": True, "block_size": CPU_BLOCK_TOKENS, "enable_chunked_prefill": False}
         else:
             options |= {"gpu_memory_utilization": gpu_memory_share, "enable_sleep_mode": sleeps}
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
             options["distributed_executor_backend"] = "external_launcher"  # an engine on each rank, on its GPU
+        _let_vllm_look_at_llvmlite()
         with _process_kept_as_it_was():
             try:
                 self._llm = vllm.LLM(**options)
@@ -464,7 +469,9 @@ def _process_kept_as_it_was() -> Iterator[None]:
     kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
     set_threads, threads = torch.set_num_threads, torch.get_num_threads()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # its look through all modules wakes deprecated names
+            yield
     finally:
         random.setstate(kept[0])
         np.random.set_state(kept[1])
@@ -472,6 +479,16 @@ def _process_kept_as_it_was() -> Iterator[None]:
         torch.set_num_threads = set_threads
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
+
+
+def _let_vllm_look_at_llvmlite() -> None:
+    """As it starts on processors, vLLM goes through `vars` of every object in every module. If numba is loaded (BM25
+    is compiled with it), it comes to a library object of llvmlite that answers every name it does not know, even
+    ``__dict__``, with a C function, and stops there. Here that object learns an empty answer."""
+    ffi = sys.modules.get("llvmlite.binding.ffi")
+    functions = getattr(ffi.lib, "_fntab", None) if ffi is not None else None
+    if functions is not None:
+        functions.setdefault("__dict__", {})
 
 
 def _rank_that_vllm_has(rank: int) -> int:
