@@ -101,13 +101,17 @@ def print_comparison(found: dict[str, Any], first: str, second: str) -> None:
     for name, score in found["scores"].items():
         exact = ["-"] * 3
         if "mcnemar" in score:
-            exact = [str(score["only_first"]), str(score["only_second"]), f"{score['mcnemar']:.4f}"]
+            exact = [str(score["only_first"]), str(score["only_second"]), _p(score["mcnemar"])]
         difference = score["difference"]
-        means = (f"{score['first']:.3f}", f"{score['second']:.3f}", with_interval(difference), f"{difference['p']:.4f}")
+        means = (f"{score['first']:.3f}", f"{score['second']:.3f}", with_interval(difference), _p(difference["p"]))
         table.add_row(name, *means, *exact)
     console.print(table)
     if any(found["left_out"]):
         console.print(f"left out: {found['left_out'][0]} questions of A and {found['left_out'][1]} of B")
+
+
+def _p(value: float) -> str:
+    return f"{value:.4f}" if value >= 0.0001 else f"{value:.0e}"
 
 
 def _short(value: Any) -> str:

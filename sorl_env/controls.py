@@ -126,12 +126,16 @@ class Unfailing:
 
 
 def named_passages(question: Question) -> tuple[str, ...]:
-    """Ids of the passages that a question's row names (``PASSAGE_FIELDS``), each once, in the row's order."""
+    """Ids of the passages that a question's row names (``PASSAGE_FIELDS``), each once, in the row's order.
+
+    A PubMed number stands for the passage of that id and for ``pmid-NUMBER``, as corpora of abstracts call it.
+    """
     for field in PASSAGE_FIELDS:
         value = question.metadata.get(field)
         if value:
             ids = [value] if isinstance(value, (str, int)) else value
-            return tuple(dict.fromkeys(str(one) for one in ids))
+            spelt = ("{}", "pmid-{}") if "pmid" in field else ("{}",)
+            return tuple(dict.fromkeys(form.format(one) for one in ids for form in spelt))
     return ()
 
 

@@ -127,7 +127,7 @@ def test_a_recording_takes_the_place_of_the_index(
 
 
 def test_killed_without_warning_it_goes_on_to_the_same_result(run: Command, tmp_path: Path) -> None:
-    command = ["evaluate", "base", "world:test", "--limit", "24", "--batch", "1", "--output"]
+    command = ["evaluate", "base", "world:test", "--limit", "12", "--batch", "1", "--output"]
     log = tmp_path / "killed" / "world_test.questions.jsonl"
     process = subprocess.Popen(
         [sys.executable, str(ROOT / "scripts" / "evaluate.py"), *command[1:], str(tmp_path / "killed")],
@@ -138,12 +138,12 @@ def test_killed_without_warning_it_goes_on_to_the_same_result(run: Command, tmp_
     process.send_signal(signal.SIGKILL)
     process.wait()
     played = log.read_bytes().count(b"\n") - 2
-    assert 3 < played < 24 and not log.with_name("world_test.json").exists()
+    assert 3 < played < 12 and not log.with_name("world_test.json").exists()
     run(*command, tmp_path / "killed")
     run(*command, tmp_path / "straight")
     one, two = (json.loads((tmp_path / name / "world_test.json").read_text()) for name in ("killed", "straight"))
     assert one | {"sessions": two["sessions"]} == two
-    lines = [(tmp_path / name / log.name).read_text().splitlines()[-24:] for name in ("killed", "straight")]
+    lines = [(tmp_path / name / log.name).read_text().splitlines()[-12:] for name in ("killed", "straight")]
     assert lines[0] == lines[1]
 
 

@@ -95,7 +95,7 @@ def test_a_finished_set_is_not_played_again(tokenizer: Any, tmp_path: Path) -> N
     assert not (tmp_path / "capitals.json").exists()
 
 
-@pytest.mark.parametrize("calls", range(7))
+@pytest.mark.parametrize("calls", [0, 3, 6])
 def test_stopped_anywhere_and_gone_on_gives_the_same_files(
     tokenizer: Any, make_model: Any, tmp_path: Path, calls: int
 ) -> None:

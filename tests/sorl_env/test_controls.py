@@ -56,9 +56,9 @@ def test_the_empty_index_finds_nothing() -> None:
 
 def test_named_passages_by_whatever_field_each_once() -> None:
     assert named_passages(TWO_HOPS) == ("p3", "p7")
-    assert named_passages(ONE) == ("p5", "gone")
+    assert named_passages(ONE) == ("p5", "pmid-p5", "gone", "pmid-gone")
     assert named_passages(NOTHING) == ()
-    assert named_passages(Question("q", "?", ("x",), "open", {"positive_ids": None, "pmid": 123})) == ("123",)
+    assert named_passages(Question("q", "?", ("x",), "open", {"positive_ids": None, "pmid": 123})) == ("123", "pmid-123")
 
 
 def test_find_named_takes_what_the_corpus_holds_and_leaves_out_the_rest() -> None:
@@ -67,6 +67,12 @@ def test_find_named_takes_what_the_corpus_holds_and_leaves_out_the_rest() -> Non
         "one": ["p5"],
         "two": ["p3", "p7"],
     }
+
+
+def test_a_pubmed_number_is_found_under_either_id() -> None:
+    asked = [Question(name, "?", ("x",), "open", {"pmid": name}) for name in ("7", "8")]
+    corpus = [Passage("pmid-7", "", "seven"), Passage("8", "", "eight")]
+    assert find_named(asked, corpus) == {"7": [corpus[0]], "8": [corpus[1]]}
 
 
 def test_the_oracle_gives_the_named_passages_whatever_was_asked() -> None:
