@@ -284,6 +284,7 @@ class TrainConfig:
             ("lr_schedule", ("constant", "linear", "cosine")),
             ("dtype", ("float32", "bfloat16")),
             ("sharding", ("auto", "ddp", "fsdp2")),
+            ("on_alarm", ("log", "stop", "off")),
         ):
             if getattr(self, name) not in known:
                 raise ValueError(f"unknown {name} {getattr(self, name)!r}; known: {', '.join(known)}")
