@@ -145,10 +145,11 @@ def _openai(url: str, model: str, key: str | None, tokenizer_name: str, send: An
 
 def _record(model: str, tokenizer: Any, language_model: Any) -> dict[str, Any]:
     source = Path(resolve_model(model))
+    weights: str | None = None
     if source.is_dir():
         weights = "files:" + weights_digest(source)
-    else:
-        weights = None if language_model is None else "tensors:" + tensors_digest(language_model)
+    elif language_model is not None:
+        weights = "tensors:" + tensors_digest(language_model)
     return {"name": model, "weights": weights, "tokenizer": tokenizer_digest(tokenizer)}
 
 

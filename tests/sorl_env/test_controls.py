@@ -58,7 +58,8 @@ def test_named_passages_by_whatever_field_each_once() -> None:
     assert named_passages(TWO_HOPS) == ("p3", "p7")
     assert named_passages(ONE) == ("p5", "pmid-p5", "gone", "pmid-gone")
     assert named_passages(NOTHING) == ()
-    assert named_passages(Question("q", "?", ("x",), "open", {"positive_ids": None, "pmid": 123})) == ("123", "pmid-123")
+    by_number = Question("q", "?", ("x",), "open", {"positive_ids": None, "pmid": 123})
+    assert named_passages(by_number) == ("123", "pmid-123")
 
 
 def test_find_named_takes_what_the_corpus_holds_and_leaves_out_the_rest() -> None:
