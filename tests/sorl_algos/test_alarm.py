@@ -185,3 +185,8 @@ def test_a_run_that_comes_apart_is_stopped_saved_and_marked(make_model: Any, tmp
     assert checkpoint is not None and checkpoint.name == "step_000014"
     state = json.loads((checkpoint / "state.json").read_text())
     assert state["alarm_update"] == 14 and state["before_collapse_update"] == 12
+
+
+def test_an_unknown_mode_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"on_alarm.*log, stop, off"):
+        small_config(tmp_path, on_alarm="halt")
