@@ -192,7 +192,7 @@ def _labels(row: TrainingList) -> Any:
 def _fit(
     model: Any, lists: Sequence[TrainingList], settings: RerankerSettings, scratch: Path, progress: bool
 ) -> tuple[int, float]:
-    from datasets import Dataset
+    from datasets import Dataset  # type: ignore[import-not-found, import-untyped, unused-ignore]
     from sentence_transformers.cross_encoder import CrossEncoderTrainer, CrossEncoderTrainingArguments
 
     rows = Dataset.from_dict(

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
+import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,8 @@ from retrieval_index.reranker_training import RerankerSettings, step_seconds, tr
 
 pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
 
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / "train_reranker.py"
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"who is red blue kite sea old new deer moon".split()]
 LISTS = [
     TrainingList(f"who is {thing}", f"{thing} red", (f"{thing} blue", f"{thing} old", f"{thing} new"))
@@ -156,3 +162,45 @@ def test_a_step_is_timed(tiny: Path) -> None:
 def test_numbers_out_of_range_are_refused(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=field):
         RerankerSettings(**{field: value})
+
+
+def test_the_script_says_what_there_is_to_learn(
+    tmp_path: Path, tiny: Path, write_corpus, write_text, monkeypatch, capsys
+) -> None:
+    """Run in this process, where the libraries are loaded already."""
+    index = build_bm25(write_corpus(["kite red", "kite blue", "sea red", "sea old"]), tmp_path / "index").path
+    rows = [{"question": f"who is {thing}", "golden_answers": ["red"]} for thing in ("kite", "sea", "moon")]
+    asked = write_text("".join(json.dumps(row) + "\n" for row in rows), "train.jsonl")
+    unseen = write_text(json.dumps({"question": "Who is the sea?", "golden_answers": ["x"]}), "test.jsonl")
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    script = runpy.run_path(str(SCRIPT))
+    arguments = script["Arguments"](
+        questions=(asked,),
+        index=index,
+        output=tmp_path / "model",
+        exclude=(unseen,),
+        held_out=0.0,
+        settings=settings(tiny),
+        dry_run=True,
+    )
+    assert script["run"](arguments) == 0
+    said = capsys.readouterr().err
+    assert "3 questions, 1 dropped as near one of 1 excluded" in said  # the sea
+    assert "train: 1 lists of 2 pairs from 2 questions" in said  # the kite; no hit speaks of the moon
+    assert "no positive 1" in said
+    assert "1 updates of" in said
+    assert not (tmp_path / "model").exists()
+
+
+def test_the_script_refuses_bad_input_in_one_line(tmp_path: Path, write_text) -> None:
+    asked = write_text('{"question": "q"}', "train.jsonl")
+    done = subprocess.run(
+        [sys.executable, SCRIPT, asked, "--index", tmp_path / "index", "--output", tmp_path / "model"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+        timeout=240,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"train_reranker: {asked}, line 1: ")
+    assert done.stderr.count("\n") == 1
