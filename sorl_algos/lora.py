@@ -42,6 +42,12 @@ class Adapters:
             inject_adapter_in_model(setting, language_model, name)
             del language_model.peft_config  # which would say that the model is not its own any more
         self._layers: list[Any] = [module for module in language_model.modules() if isinstance(module, LoraLayer)]
+        head = language_model.get_output_embeddings()
+        if head in self._layers or any(POLICY not in layer.lora_A for layer in self._layers):
+            raise ValueError(
+                f"lora_targets {targets!r} names the output head or an embedding, whose weights are read directly; "
+                "adapters go into linear modules inside the layers"
+            )
         self.acting: str | None = POLICY
         for name, parameter in language_model.named_parameters():
             if ".lora_" in name:

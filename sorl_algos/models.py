@@ -274,7 +274,7 @@ def full_weights(policy: Any) -> Iterator[tuple[str, Tensor]]:
     return merged_weights(policy.lm)
 
 
-def token_logprobs(policy: nn.Module, batch: Batch, *, temperature: float = 1.0) -> TokenScores:
+def token_logprobs(policy: Callable[..., TokenScores], batch: Batch, *, temperature: float = 1.0) -> TokenScores:
     """Log-probability, entropy (and shared values) of each action token of the batch, ``(B, T)``."""
     return policy(batch.token_ids, batch.attention_mask, batch.loss_mask, temperature)
 
@@ -286,7 +286,7 @@ def score(
     *,
     microbatch_sequences: int,
     microbatch_tokens: int | None = None,
-    reference: nn.Module | None = None,
+    reference: Callable[..., TokenScores] | None = None,
     critic: nn.Module | None = None,
     temperature: float = 1.0,
 ) -> tuple[Batch, Tensor]:

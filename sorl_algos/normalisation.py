@@ -109,15 +109,16 @@ class ClipNormaliser:
 
     def _gradients(self, loss: Tensor) -> list[Tensor]:
         """The loss's gradient of each parameter; where weights are split, this rank's share of the sum over ranks."""
+        found: list[Tensor | None]
         if not self.split:
-            found = torch.autograd.grad(loss, self.parameters, retain_graph=True, allow_unused=True)
+            found = [*torch.autograd.grad(loss, self.parameters, retain_graph=True, allow_unused=True)]
         else:
             # The weights' own hooks do the summing, so it must be a whole backward; .grad is left as it was.
             before = [parameter.grad for parameter in self.parameters]
             for parameter in self.parameters:
                 parameter.grad = None
             (loss * world_size()).backward(retain_graph=True)  # the hooks average
-            found = tuple(parameter.grad for parameter in self.parameters)
+            found = [parameter.grad for parameter in self.parameters]
             for parameter, gradient in zip(self.parameters, before, strict=True):
                 parameter.grad = gradient
         return [

@@ -190,8 +190,10 @@ class Run:
         """The language model alone, adapters merged, as any program loads it."""
         weights = {name: stored(weight) for name, weight in full_weights(self.learner.raw_policy)}
         if rank() == 0:
-            hf = isinstance(self.engine, HFEngine)
-            plain = self.engine.model if hf else load_language_model(self.config.model)[0]
+            if isinstance(self.engine, HFEngine):
+                plain = self.engine.model
+            else:
+                plain, _ = load_language_model(self.config.model)
             save_language_model(plain, self.tokenizer, directory, weights=weights)
 
     def _out_of_time(self, summary: dict[str, Any]) -> bool:

@@ -80,7 +80,7 @@ def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> Tenso
 
 
 def stored(tensor: Tensor) -> Tensor:
-    """The whole tensor on the CPU of rank 0, for a file; an empty one elsewhere. Every rank must ask, as for `whole`."""
+    """The whole tensor on the CPU of rank 0, for a file; empty elsewhere. Every rank must ask, as for `whole`."""
     full = whole(tensor.detach())
     return full.contiguous().cpu() if rank() == 0 else full.new_empty(0, device="cpu")
 

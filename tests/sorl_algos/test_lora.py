@@ -1,0 +1,156 @@
+"""Adapters on a shared, frozen base: what moves, what the reference is, what is published, saved and resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from sorl_algos.batch import Batch, collate
+from sorl_algos.learner import Learner, make_learner
+from sorl_algos.lora import CRITIC, POLICY, Adapters
+from sorl_algos.models import (
+    Policy,
+    full_weights,
+    load_language_model,
+    make_policy_and_critic,
+    save_language_model,
+    score,
+    token_logprobs,
+)
+from sorl_algos.rollout.engine import Sampling
+from sorl_algos.rollout.hf import HFEngine
+from sorl_algos.trainer import estimate_advantages, optimiser_step, train
+from tests.sorl_algos.proofs import same
+from tests.sorl_algos.small_game import ReplaySource, made_up, small_config
+
+
+def learner_for(run_dir: Path, make_model: Any, **changes: Any) -> Learner:
+    config = small_config(run_dir, **{"lora_rank": 2, "lr": 1e-2} | changes)
+    torch.manual_seed(0)
+    needs = config.algorithm_row().needs_critic
+    policy, critic = make_policy_and_critic(
+        make_model(),
+        critic=config.critic if needs else "none",
+        checkpointing=config.gradient_checkpointing,
+        lora_rank=config.lora_rank,
+        lora_alpha=config.lora_alpha,
+        lora_targets=config.lora_targets,
+    )
+    assert critic is None  # every critic shares the base
+    return make_learner(config, policy)
+
+
+def ready(learner: Learner, seed: int = 0) -> Batch:
+    batch = collate(made_up(4, seed=seed), 0)
+    batch, _ = score(batch, learner.policy, reference=learner.reference, microbatch_sequences=2)
+    return estimate_advantages(batch, learner.algorithm, learner.config)
+
+
+def state(learner: Learner) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in learner.raw_policy.state_dict().items()}
+
+
+@pytest.mark.parametrize("changes", [
+    {},
+    {"critic": "own", "gradient_checkpointing": True},
+    {"critic": "own", "normalisation": "gradient_norm", "weight_decay": 0.1},
+    {"algorithm": "gspo", "normalisation": "gradient_ratio"},
+    {"algorithm": "so_grpo", "kl_loss_coef": 0.1, "lora_targets": "q_proj, v_proj"},
+], ids=lambda changes: "-".join(map(str, changes.values())) or "so_ppo")  # fmt: skip
+def test_a_step_moves_adapters_and_value_head_alone(changes: dict[str, Any], make_model: Any, tmp_path: Path) -> None:
+    learner = learner_for(tmp_path, make_model, **changes)
+    before, batch = state(learner), ready(learner)
+    for _ in range(3):  # head and B start at zero: the head moves first, then B, and A last
+        optimiser_step(learner, batch, update=0)
+    after = state(learner)
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    adapters = {name for name in before if ".lora_" in name}
+    if learner.algorithm.needs_critic:
+        assert adapters < moved
+        assert all("value_head" in name for name in moved - adapters)
+    else:
+        assert moved == adapters
+    assert any(f".{CRITIC}." in name for name in adapters) == (changes.get("critic") == "own")
+    if "lora_targets" in changes:
+        assert {name.split(".lora_")[0].rsplit(".", 1)[1] for name in adapters} == {"q_proj", "v_proj"}
+
+
+def test_value_and_policy_loss_move_an_adapter_each(make_model: Any, tmp_path: Path) -> None:
+    learner = learner_for(tmp_path, make_model, critic="own", critic_warmup_updates=1)
+    before, batch = state(learner), ready(learner)
+    torch.nn.init.normal_(learner.raw_policy.value_head.outer.weight)  # zero sends no gradient into the trunk
+    optimiser_step(learner, batch, update=0)
+    changed = {name for name, value in state(learner).items() if not torch.equal(before[name], value)}
+    assert any(f".{CRITIC}." in name for name in changed) and not any(f".{POLICY}." in name for name in changed)
+    assert {id(p) for p in learner.policy_parameters}.isdisjoint({id(p) for p in learner.value_parameters})
+
+
+def test_the_reference_is_the_base_whatever_was_learnt(make_model: Any, tmp_path: Path) -> None:
+    learner = learner_for(tmp_path, make_model, kl_reward_coef=0.1, critic="own")
+    base = Policy(make_model())
+    start = ready(learner)
+    assert start.ref_logp is not None and start.old_logp is not None
+    assert torch.equal(start.ref_logp, start.old_logp)  # B is zero: nothing is added yet
+    for _ in range(3):
+        optimiser_step(learner, start, update=0)
+    batch = ready(learner)
+    assert batch.ref_logp is not None and batch.old_logp is not None
+    with torch.no_grad():
+        expected, _ = score(batch, base, microbatch_sequences=2)
+    assert expected.old_logp is not None
+    same("reference with adapters = the base model", batch.ref_logp, expected.old_logp, tolerance=1e-6)
+    assert float((batch.old_logp - batch.ref_logp).abs().max()) > 1e-3
+
+
+def test_published_weights_are_the_plain_model_with_adapters_merged(
+    make_model: Any, tokenizer: Any, tmp_path: Path
+) -> None:
+    learner = learner_for(tmp_path, make_model, critic="own")
+    batch = ready(learner)
+    engine = HFEngine(make_model(seed=3), tokenizer)
+    for version in (1, 2):
+        optimiser_step(learner, batch, update=0)
+        engine.update_weights(full_weights(learner.raw_policy), version)
+        with torch.no_grad():
+            expected = token_logprobs(learner.policy, batch).logp
+            actual = token_logprobs(Policy(engine.model), batch).logp
+        same("log-probabilities of merged weights = with adapters", actual, expected, tolerance=1e-5)
+    prompts = [[5, 6, 7], [8, 9]]
+    [one, two] = engine.generate(prompts, Sampling(max_tokens=3, seeds=(1, 2)))
+    assert (one.policy_version, two.policy_version) == (2, 2)
+    plain = dict(make_model().named_parameters())
+    assert {name for name, _ in full_weights(learner.raw_policy)} == plain.keys()
+    save_language_model(make_model(), tokenizer, tmp_path / "policy", weights=dict(full_weights(learner.raw_policy)))
+    loaded, _ = load_language_model(str(tmp_path / "policy"))
+    with torch.no_grad():
+        same("the saved policy = with adapters", token_logprobs(Policy(loaded), batch).logp, expected, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("changes", [{"critic": "own"}, {"algorithm": "grpo", "kl_loss_coef": 0.1}], ids=str)
+def test_a_resumed_run_is_the_straight_one_and_its_checkpoint_small(
+    changes: dict[str, Any], make_model: Any, tmp_path: Path
+) -> None:
+    def go(folder: str, updates: int) -> Learner:
+        learner = learner_for(tmp_path / folder, make_model, updates=updates, **changes)
+        train(learner.config, learner, ReplaySource([made_up(8, seed=1), made_up(8, seed=2)]), pad_id=0)
+        return learner
+
+    straight = go("straight", 2)
+    go("resumed", 1)
+    resumed = go("resumed", 2)
+    ours, theirs = state(straight), state(resumed)
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+    saved = load_file(tmp_path / "resumed" / "checkpoints" / "step_000002" / "policy.safetensors")
+    assert all(".lora_" in name or "value_head" in name for name in saved)
+
+
+def test_what_cannot_carry_adapters_is_refused(make_model: Any) -> None:
+    with pytest.raises(ValueError, match="output head or an embedding"):
+        Adapters(make_model(), rank=2, alpha=4.0, targets="embed_tokens")
+    with pytest.raises(ValueError, match="nowhere"):
+        Adapters(make_model(), rank=2, alpha=4.0, targets="nowhere")
