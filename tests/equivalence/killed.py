@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import signal
 import sys
 import time
@@ -22,6 +23,7 @@ import torch
 
 from sorl_algos.config import TrainConfig
 from sorl_algos.learner import make_learner
+from sorl_algos.metrics import MetricsLog
 from sorl_algos.models import Critic, Policy
 from sorl_algos.rollout.engine import Sampling
 from sorl_algos.rollout.hf import HFEngine
@@ -65,17 +67,21 @@ def config_of(run_dir: Path) -> TrainConfig:
     )  # fmt: skip
 
 
+def make_model(tokenizer: Any) -> Any:
+    return tiny_language_model(
+        len(tokenizer), hidden_size=16, layers=1, heads=2, intermediate_size=32, seed=0,
+        pad_id=tokenizer.pad_token_id, end_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+
+
 def run(run_dir: Path, tokenizer: Any) -> None:
     """The run in ``run_dir``, begun or resumed, with everything made anew."""
     config = config_of(run_dir)
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
-    models = [tiny_language_model(
-        len(tokenizer), hidden_size=16, layers=1, heads=2, intermediate_size=32, seed=0,
-        pad_id=tokenizer.pad_token_id, end_id=tokenizer.eos_token_id,
-    ) for _ in range(2)]  # fmt: skip
-    learner = make_learner(config, Policy(models[0]), critic=Critic(models[0]), reference=Policy(models[1]))
+    model, reference = make_model(tokenizer), make_model(tokenizer)
+    learner = make_learner(config, Policy(model), critic=Critic(model), reference=Policy(reference))
     source = SyncSource(
         make_env(4, max_searches=1),
         HFEngine(learner.raw_policy.lm, tokenizer),
@@ -129,6 +135,9 @@ def kill(child: int, run_dir: Path, moment: float | None) -> bool:
 def main(folder: Path, kills: int, seed: int) -> None:
     torch.set_num_threads(1)
     tokenizer = train_tokenizer(GAME_TEXTS * 4, 360)
+    make_model(tokenizer)  # what is imported only when it is needed, once here instead of in every child
+    MetricsLog(folder / "scratch").close()
+    make_env(4, max_searches=1)
     rng = random.Random(seed)
     began = time.monotonic()
     assert os.waitpid(start(folder / "straight", tokenizer), 0)[1] == 0
@@ -148,7 +157,9 @@ def main(folder: Path, kills: int, seed: int) -> None:
             count[kind] += killed
         if killed:  # the last round goes on to its end
             assert os.waitpid(start(run_dir, tokenizer), 0)[1] == 0
-    (folder / "summary.json").write_text(json.dumps(count | {"straight_seconds": seconds}))
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    times = {"straight_seconds": seconds, "processor_seconds": [x.ru_utime + x.ru_stime for x in used]}
+    (folder / "summary.json").write_text(json.dumps(count | times))
 
 
 if __name__ == "__main__":
