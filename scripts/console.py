@@ -24,7 +24,7 @@ from rich.table import Table
 class RichProgress:
     """Draws one bar a stage (the Progress of `sorl_algos.run`)."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, shown: bool = True) -> None:
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -33,7 +33,7 @@ class RichProgress:
             TimeRemainingColumn(),
             TextColumn("{task.fields[note]}"),
         )
-        self._progress = Progress(*columns, console=Console())
+        self._progress = Progress(*columns, console=Console(quiet=not shown))
         self._task: TaskID | None = None
 
     def __enter__(self) -> RichProgress:

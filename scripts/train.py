@@ -106,7 +106,8 @@ def main() -> None:
 
     from sorl_algos.report import write_report
 
-    with RichProgress() as progress:
+    main_rank = os.environ.get("RANK", "0") == "0"  # torchrun and accelerate launch start a process for each rank
+    with RichProgress(shown=main_rank) as progress:
         run = checked(
             lambda: Run(
                 config,
@@ -121,6 +122,8 @@ def main() -> None:
             summary = run.execute()
         except KeyboardInterrupt:  # between updates there is nothing to save that is not saved
             stopped()
+    if not main_rank:
+        return
     if summary["updates_run"] == 0 and summary["finished"]:
         print(f"all {config.updates} updates of {config.run_dir} were done already; raise --updates to go on")
     else:
