@@ -34,8 +34,7 @@ class Arguments:
     """smoke, tuning, search, reuse, other or ablations."""
     output: Path = Path("docs/stability")
     """Where results.jsonl, report.html and tables.md lie."""
-    processes: int = 1
-    """Runs at a time, one thread each."""
+    processes: int = 1  # one thread each
     seeds: int | None = None
     """Only the first so many seeds of the grid."""
     only: tuple[str, ...] = ()
@@ -131,8 +130,8 @@ def main() -> int:
         if arguments.cell is not None:
             run_here(arguments.cell, arguments.work)
         elif arguments.what == "list":
-            for cell in results.missing(selected(arguments), results.read(arguments.output / "results.jsonl")):
-                print(results.name(cell))
+            waiting = results.missing(selected(arguments), results.read(arguments.output / "results.jsonl"))
+            print("\n".join(map(results.name, waiting)))
         elif arguments.what == "report":
             report(arguments)
         else:
