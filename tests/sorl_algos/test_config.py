@@ -78,6 +78,23 @@ def test_what_must_not_be_negative(name: str, value: float) -> None:
         ({"dialect": "boxed"}, "'boxed' .*has no search, but max_searches is 3; set it to 0"),
         ({"env": "MathQA-v0"}, "'boxed' .*has no search, but max_searches is 3; set it to 0"),
         ({"critic": "none"}, "'so_ppo' needs a critic, but critic is 'none'; use 'shared' or 'own'"),
+        ({"lr_schedule": "step"}, "unknown lr_schedule 'step'; known: constant, linear, cosine"),
+        ({"lr_final_share": 1.5}, "lr_final_share is 1.5; it is a share of lr, between 0 and 1"),
+        ({"kl_loss_estimator": "k4"}, "unknown kl_loss_estimator 'k4'; known: k1, k2, k3"),
+        ({"kl_target": 0.1}, "kl_target steers the KL's coefficients, and both are 0; give --kl-reward-coef"),
+        ({"correction": "tis"}, "unknown correction 'tis'; known: none, truncated_is, icepop"),
+        ({"correction": "icepop"}, "'icepop' drops tokens; say with rejected_leave_denominator"),
+        (
+            {"correction": "rejection", "rejected_leave_denominator": True, "correction_low": 2.0},
+            r"correction_low \(2.0\) must be below correction_high \(2.0\)",
+        ),
+        (
+            {"correction": "truncated_is", "old_logprobs": "engine"},
+            "old_logprobs 'engine' puts the engine's in their place; use one of the two",
+        ),
+        ({"microbatch_tokens": 100}, r"microbatch_tokens \(100\) is less than .* \(max_total_tokens 512\); raise it"),
+        ({"loss": "mse"}, "unknown loss 'mse'; known: clipped, cispo, reinforce"),
+        ({"norm_length": 0.0}, "norm_length must be a positive number of tokens"),
     ],
 )
 def test_bad_values_are_named_with_a_remedy(changes: dict[str, Any], message: str) -> None:
