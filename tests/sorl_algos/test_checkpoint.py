@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -145,3 +147,38 @@ def test_foreign_checkpoints_are_refused(make_model: Any, tmp_path: Path) -> Non
     (path / "state.json").write_text(json.dumps(state | {"format": 99}))
     with pytest.raises(ValueError, match="has format 99, this version reads 1; start a new run_dir"):
         load(path, (modules, optimizers))
+
+
+def test_random_states_of_every_library_come_back(make_model: Any, tmp_path: Path) -> None:
+    made = parts(make_model, seed=1)
+    random.gauss(0, 1)  # leaves a second draw in store, which must come back too
+    np.random.standard_normal()
+    path = save(tmp_path, made, 1)
+
+    def draws() -> list[float]:
+        own = [random.gauss(0, 1), random.random(), np.random.standard_normal(), np.random.random()]
+        return [*own, float(torch.rand(()))]
+
+    expected = draws()
+    draws()
+    load(path, made)
+    assert draws() == expected
+
+
+def test_a_removal_goes_by_a_rename(make_model: Any, tmp_path: Path) -> None:
+    """What a killed removal leaves is no checkpoint, and the next save clears it away."""
+    made = parts(make_model, seed=1)
+    save(tmp_path, made, 1)
+    going = tmp_path / "step_000001.partial-7-old"  # where a removal puts it before it deletes files
+    (tmp_path / "step_000001").rename(going)
+    (going / "policy.safetensors").unlink()
+    assert latest_checkpoint(tmp_path) is None
+    save(tmp_path, made, 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000002"]
+
+
+def test_the_checkpoint_before_a_collapse_stays(make_model: Any, tmp_path: Path) -> None:
+    made = parts(make_model, seed=1)
+    for updates in (2, 4, 6, 8, 10):
+        save(tmp_path, made, updates, keep=1, best_update=2, before_collapse_update=6)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000002", "step_000006", "step_000010"]
