@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("--kv-cache-mb", type=float, default=2048.0)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    world = {
+    world: dict[str, Any] = {
         "retriever": open_index(options.index),
         "questions": load_questions(options.questions).sample_by_hash(options.episodes),
         "max_searches": 3, "top_k": 1, "max_observation_words": 60,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sorl_algos.rollout.engine import Completion, Sampling, StopReason
+from sorl_algos.rollout.engine import Completion, EngineError, Sampling, StopReason
 from sorl_algos.rollout.hf_slots import Request, SlotDecoder
 
 
@@ -80,6 +81,7 @@ class HFEngine:
 
         Raises:
             ValueError: an empty prompt, or seeds or budgets whose number differs from the prompts'.
+            EngineError: a log-probability that is not finite.
         """
         for number, prompt in enumerate(prompts):
             if not prompt:
@@ -154,7 +156,8 @@ class HFEngine:
                     decoder.drop_kept()
                     self._changes_seen = changes
             try:
-                decoder.step()
+                for request in decoder.step():
+                    self._check(request.logprobs)
             except BaseException:
                 decoder.abandon()
                 raise
@@ -183,6 +186,12 @@ class HFEngine:
             while not all(request.finished for request in requests):
                 self._step()
             return [self._completion(request) for request in requests]
+
+    def _check(self, logprobs: Sequence[float]) -> None:
+        if not all(map(math.isfinite, logprobs)):
+            raise EngineError(
+                f"a log-probability is not finite; the weights of version {self.policy_version} hold NaN or infinity"
+            )
 
     def _completion(self, request: Request) -> Completion:
         return Completion(
@@ -250,6 +259,8 @@ class HFEngine:
                 live = [live[place] for place in keep]
             step_ids, step_positions = tokens[:, None], step_positions[:, -1:] + 1
             width += 1
+        for logps in logprobs:
+            self._check(logps)
         return [
             Completion(tuple(token_ids), tuple(logps), reason, self.policy_version)
             for token_ids, logps, reason in zip(sampled, logprobs, reasons, strict=True)

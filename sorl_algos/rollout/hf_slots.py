@@ -20,7 +20,7 @@ from sorl_algos.rollout.engine import Sampling, StopReason
 
 CAPACITY_STEP = 64  # the length of the slots is a multiple of this
 PREFILL_TOKENS = 8192  # most tokens, padding included, of one forward that reads prompts
-JOIN_SHARE = 8  # newcomers wait until they are an eighth of the rows at work: a forward for each would cost more
+JOIN_SHARE = 4  # newcomers wait until they are a quarter of the rows at work: a forward for each would cost more
 
 Ends = Callable[[list[int], Sampling], StopReason | None]
 Sample = Callable[[Tensor, Tensor, Sampling], tuple[Tensor, Tensor]]
@@ -146,10 +146,10 @@ class SlotDecoder:
         self._slots = [*self._slots[: self._live], *[None] * (len(self._slots) - self._live)]
 
     def abandon(self) -> None:
-        """Drops everything, requests under way too: for the time after an error."""
+        """Drops everything, requests under way too, after an error; and the memory, which may hold NaN."""
         self._waiting = []
         self._arrived.clear()
-        self._slots, self._live = [None] * len(self._slots), 0
+        self._data, self._slots, self._live = self._zeros(0, 0), [], 0
 
     @torch.inference_mode()
     def step(self) -> list[Request]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from sorl_algos.rollout.engine import Completion, Sampling
+from sorl_algos.rollout.engine import Completion, EngineError, Sampling
 from sorl_algos.rollout.hf import HFEngine
 from sorl_algos.rollout.hf_slots import CAPACITY_STEP
 
@@ -176,6 +176,21 @@ def test_a_failure_reaches_everyone_who_waits_and_the_engine_goes_on(make_model:
 
     assert [type(result) for result in asyncio.run(play())] == [MemoryError] * len(PROMPTS)
     same(asyncio.run(play()), HFEngine(model, tokenizer).generate(PROMPTS, sampling))
+
+
+@pytest.mark.parametrize("kv_cache_mb", [0.0, KV_MB])
+def test_weights_that_are_not_finite_are_an_error_and_leave_no_trace(
+    make_model: Any, tokenizer: Any, kv_cache_mb: float
+) -> None:
+    good, bad = sharp(make_model), sharp(make_model)
+    with torch.no_grad():
+        bad.model.layers[0].mlp.down_proj.weight[3] = torch.nan
+    engine, sampling = HFEngine(make_model(), tokenizer, kv_cache_mb=kv_cache_mb), Sampling(max_tokens=4, temperature=0)
+    engine.update_weights(bad.named_parameters(), 1)
+    with pytest.raises(EngineError, match="not finite; the weights of version 1"):
+        engine.generate(PROMPTS, sampling)
+    engine.update_weights(good.named_parameters(), 2)
+    same(engine.generate(PROMPTS, sampling), HFEngine(good, tokenizer).generate(PROMPTS, sampling))
 
 
 def test_bad_calls_are_refused(make_model: Any, tokenizer: Any) -> None:
