@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,17 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+
+
+def settle_processor() -> None:
+    """Threads that wait must not spin while others work; and oneDNN and torch keep the kernels of few shapes only.
+
+    In bf16 each holds some megabytes, and the shapes of padded batches are ever new: with the thousand that both keep
+    by default a process grows by gigabytes. To be called before the first tensor.
+    """
+    settings = {"KMP_BLOCKTIME": "0", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16", "LRU_CACHE_CAPACITY": "16"}
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
 
 
 class RichProgress:

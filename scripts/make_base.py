@@ -10,6 +10,7 @@ from pathlib import Path
 import gymnasium
 import torch
 import tyro
+from console import settle_processor
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import sorl_env  # noqa: F401  registers the environments
@@ -32,6 +33,7 @@ class Arguments:
 
 
 def main(arguments: Arguments) -> None:
+    settle_processor()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     began = time.monotonic()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import tyro
-from console import RichProgress, in_one_line, results_table
+from console import RichProgress, in_one_line, results_table, settle_processor
 from presets import PRESETS
 
 from retrieval_index.types import RetrievalError
@@ -87,7 +87,7 @@ def stopped() -> NoReturn:
 
 
 def main() -> None:
-    os.environ.setdefault("KMP_BLOCKTIME", "0")  # threads that wait must not spin while others work
+    settle_processor()
     config, dry = checked(lambda: parse(sys.argv[1:]))
     retriever = checked(lambda: load_retriever(config.index))
     questions = checked(lambda: load_questions(config.questions, config.env))

@@ -8,13 +8,12 @@ the dev part. Everything lies in --run-dir; the same command goes on where an ea
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from console import RichProgress
+from console import RichProgress, settle_processor
 from train import checked, load_retriever
 
 from sorl_algos.models import resolve_model
@@ -46,7 +45,7 @@ def load_questions(paths: tuple[Path, ...]) -> Any:
 
 
 def main() -> None:
-    os.environ.setdefault("KMP_BLOCKTIME", "0")
+    settle_processor()
     arguments = checked(lambda: tyro.cli(Arguments, description=__doc__))
     if arguments.threads:
         import torch
