@@ -46,7 +46,8 @@ SHOWN_TRAJECTORIES = 10
 # What may differ between a run and its resumption.
 _MAY_CHANGE = {
     "run_dir", "updates", "eval_every", "save_every", "keep_checkpoints", "stop_after_minutes", "eval_limit",
-    "test_limit", "on_alarm", "engine_memory_share", "kv_cache_mb", "retrieval_window_ms",
+    "test_limit", "on_alarm", "engine_memory_share", "kv_cache_mb", "retrieval_window_ms", "microbatch_sequences",
+    "microbatch_tokens", "max_skipped_minibatches",
 }  # fmt: skip
 
 
@@ -404,7 +405,8 @@ def check_resumable(config: TrainConfig) -> None:
         return
     old = json.loads(path.read_text(encoding="utf-8"))
     new = json.loads(json.dumps(asdict(config), default=str))
-    different = [key for key, value in new.items() if key in old and old[key] != value and key not in _MAY_CHANGE]
+    may_change = _MAY_CHANGE - ({"updates"} if config.lr_schedule != "constant" else set())  # its end decides the rates
+    different = [key for key, value in new.items() if key in old and old[key] != value and key not in may_change]
     if different:
         key = different[0]
         raise ValueError(

@@ -209,8 +209,16 @@ def test_another_run_in_the_directory_is_refused(
     config = config_for(tmp_path, model)
     (tmp_path / "config.json").write_text(config.to_json(), encoding="utf-8")
     check_resumable(config_for(tmp_path, model, updates=99, save_every=7, stop_after_minutes=5))
+    check_resumable(config_for(tmp_path, model, microbatch_sequences=1, max_skipped_minibatches=99))
     with pytest.raises(ValueError, match=message):
         run_of(config_for(tmp_path, model, **changes))
+
+
+def test_a_decaying_rate_holds_the_number_of_updates(model: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(config_for(tmp_path, model, lr_schedule="cosine").to_json(), encoding="utf-8")
+    check_resumable(config_for(tmp_path, model, lr_schedule="cosine"))
+    with pytest.raises(ValueError, match=r"holds a run with updates=\d+, this one has 99"):
+        check_resumable(config_for(tmp_path, model, lr_schedule="cosine", updates=99))
 
 
 def test_nothing_is_written_before_the_parts_are_there(model: str, tmp_path: Path) -> None:

@@ -149,6 +149,33 @@ def test_value_clipping_bounds_the_critics_move(make_model: Any, tmp_path: Path)
     assert float(sums["value_loss"]) == pytest.approx(0.5 * 0.9**2, rel=1e-5)
 
 
+def test_the_gradient_norm_is_cut_after_the_normalisation(make_model: Any, tmp_path: Path) -> None:
+    """The norm that is logged and cut is factor x the norm without a normalisation; then the step is a cut one."""
+    norms, moved = {}, {}
+    for normalisation in ("none", "coefficient_ratio"):
+        for limit in (1e9, 1e-3):
+            learner = learner_of(
+                tmp_path, make_model, algorithm="turn_ppo", normalisation=normalisation, max_grad_norm=limit,
+                optimizer="sgd", lr=1.0,
+            )  # fmt: skip
+            batch = ready(learner)
+            assert batch.old_logp is not None and batch.advantages is not None
+            noise = torch.randn(batch.old_logp.shape, generator=torch.Generator().manual_seed(1))
+            batch = batch.replace(old_logp=batch.old_logp + 2.0 * noise * batch.loss_mask)
+            before = [parameter.detach().clone() for parameter in learner.policy_parameters]
+            totals = optimiser_step(learner, batch, update=0)
+            norms[normalisation, limit] = float(totals["step/grad_norm"])
+            steps = [new.detach() - old for old, new in zip(before, learner.policy_parameters, strict=True)]
+            moved[normalisation, limit] = float(torch.stack([step.square().sum() for step in steps]).sum().sqrt())
+            factor = float(totals.get("step/factor", torch.ones(())))
+    assert 0 < factor < 0.9
+    for limit in (1e9, 1e-3):
+        assert norms["coefficient_ratio", limit] == pytest.approx(factor * norms["none", limit], rel=1e-4)
+    assert moved["coefficient_ratio", 1e9] == pytest.approx(factor * moved["none", 1e9], rel=1e-4)
+    for normalisation in ("none", "coefficient_ratio"):
+        assert moved[normalisation, 1e-3] == pytest.approx(1e-3, rel=1e-3)  # both are cut to the same length
+
+
 # What is skipped, dropped and kept
 
 
