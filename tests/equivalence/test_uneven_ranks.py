@@ -55,6 +55,7 @@ def test_two_ranks_with_unlike_shares_equal_one(name: str, folder: Path, tmp_pat
         for line, other in zip(lines, read_metrics(tmp_path / "alone" / "metrics.jsonl"), strict=True):
             for metric in ("clip_fraction", "approx_kl", "ratio_max", "policy_loss", "grad_norm"):
                 assert line[metric] == pytest.approx(other[metric], rel=1e-5, abs=1e-7), metric
+            assert line["grad_norm"] > 0
 
 
 def test_ranks_play_different_questions_and_together_what_one_rank_plays(folder: Path) -> None:

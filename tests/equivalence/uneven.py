@@ -22,6 +22,7 @@ from torch import Tensor
 from sorl_algos.distributed import rank, world_size
 from sorl_algos.learner import make_learner
 from sorl_algos.models import make_policy_and_critic
+from sorl_algos.rollout.engine import Sampling
 from sorl_algos.rollout.renderer import Renderer
 from sorl_algos.rollout.source import SyncSource
 from sorl_algos.sharding import whole
@@ -93,7 +94,7 @@ def played(version: int, part: int, parts: int) -> list[list[Any]]:
     engine = ScriptedEngine(tokenizer, lambda prompt: "<answer> x</answer>")
     source = SyncSource(
         make_env(4, questions=TEN), engine, Renderer(tokenizer), TEN, questions_per_update=4, group_size=2,
-        sampling=None, seed=3, rank=part, ranks=parts,
+        sampling=Sampling(max_tokens=6), seed=3, rank=part, ranks=parts,
     )  # fmt: skip
     source.version = version
     return [[item.question_id, item.group_id] for item in next(source)]

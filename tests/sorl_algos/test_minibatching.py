@@ -23,6 +23,11 @@ from tests.sorl_algos.proofs import same
 from tests.sorl_algos.small_game import made_up, small_config
 
 
+def places_of(batch: Batch) -> torch.Tensor:
+    assert batch.places is not None
+    return batch.places
+
+
 def cut(kept: list[int], *, group_size: int = 4, minibatch_sequences: int = 8, **changes: Any) -> list[list[int]]:
     """Groups of each minibatch's rows, of 24 episodes of which those in ``kept`` were not dropped."""
     items = made_up(24, group_size=group_size)
@@ -32,7 +37,7 @@ def cut(kept: list[int], *, group_size: int = 4, minibatch_sequences: int = 8, *
     )  # fmt: skip
     batch = collate([items[row] for row in kept], 0)
     cuts = list(minibatches(batch, config, update=3))
-    places = [place for piece in cuts for place in piece.places[piece.loss_mask.any(1)].tolist()]
+    places = [place for piece in cuts for place in places_of(piece)[piece.loss_mask.any(1)].tolist()]
     assert sorted(places) == list(range(len(kept)))  # every episode once
     return [piece.group_ids[piece.loss_mask.any(1)].tolist() for piece in cuts]
 
@@ -66,7 +71,7 @@ def test_token_budgets(seed: int, sequences: int, tokens: int) -> None:
         assert len(index) == len(piece) <= sequences
         assert piece.token_ids.numel() <= tokens or len(piece) == 1
         assert piece.token_ids.shape[1] == int(piece.lengths().max())
-        assert torch.equal(piece.places, index)
+        assert torch.equal(places_of(piece), index)
     if tokens >= int(batch.lengths().max()):  # no piece could have taken the first row of the next
         for (_, piece), (_, after) in pairwise(pieces):
             assert len(piece) == sequences or (len(piece) + 1) * int(after.lengths()[0]) > tokens
