@@ -38,8 +38,8 @@ class RerankerSettings:
         learning_rate: highest one; it rises over `warmup_share` of the updates, then falls to 0 in a line.
         warmup_share: from 0 to 1.
         weight_decay: of AdamW.
-        frozen_layers: lowest layers that stay as they are, with the embeddings below them; 0: none. Half of the
-            layers makes an update a third cheaper and is less that a few thousand questions can spoil.
+        frozen_layers: lowest layers that stay as they are, with the embeddings below them; 0: none. Updates
+            become cheaper, and there is less that a few thousand questions can spoil.
         seed: of the new scoring layer, the order of the lists and dropout.
         dtype: "float32", or "bfloat16" for the matrix products (weights stay float32); None: bfloat16 on a
             GPU that has it, float32 elsewhere.
