@@ -47,12 +47,11 @@ def measure(options: argparse.Namespace, model_name: str, prompt: str, world: di
             model, tokenizer, max_batch=options.slots, kv_cache_mb=options.kv_cache_mb
         ),
     }
-    asked = run(engines["HFEngine"](), lockstep=True).asked  # and all is warm
-    raw: dict[str, Callable[[], Raw]] = {
-        "transformers.generate": lambda: transformers_generate(model, tokenizer, asked, sampling, options.slots),
-        "HFEngine.generate": lambda: Raw.of(engines["HFEngine"](), asked, sampling),
-    }
+    if "hf" not in options.engines:
+        engines.clear()
     try:
+        if "vllm" not in options.engines:
+            raise ValueError("not asked for")
         from sorl_algos.rollout.vllm import VLLMEngine
 
         vllm = VLLMEngine(
@@ -67,9 +66,17 @@ def measure(options: argparse.Namespace, model_name: str, prompt: str, world: di
             return vllm
 
         engines["VLLMEngine"] = fresh
-        raw["vllm.LLM.generate"] = lambda: vllm_generate(fresh(), asked, sampling)
-        raw["VLLMEngine.generate"] = lambda: Raw.of(fresh(), asked, sampling)
-        run(vllm, lockstep=False)
+        run(vllm, lockstep=False)  # warm
+    if not engines:
+        return
+    asked = run(next(iter(engines.values()))(), lockstep=True).asked  # warm, too
+    raw: dict[str, Callable[[], Raw]] = {}
+    if "HFEngine" in engines:
+        raw["transformers.generate"] = lambda: transformers_generate(model, tokenizer, asked, sampling, options.slots)
+        raw["HFEngine.generate"] = lambda: Raw.of(engines["HFEngine"](), asked, sampling)
+    if "VLLMEngine" in engines:
+        raw["vllm.LLM.generate"] = lambda: vllm_generate(engines["VLLMEngine"](), asked, sampling)
+        raw["VLLMEngine.generate"] = lambda: Raw.of(engines["VLLMEngine"](), asked, sampling)
     found = medians(raw, options.rounds, lambda result: result.seconds)
     print(f"| equal work: {len(asked)} prompts | generated tokens/s | tokens |\n|---|---|---|")
     for name, result in found.items():
@@ -100,15 +107,16 @@ def main() -> None:
     parser.add_argument("--questions", type=Path, required=True, help="a JSONL file of questions")
     parser.add_argument("--index", type=Path, required=True, help="a built BM25 index")
     parser.add_argument("--models", nargs="+", default=["base:short", "smollm2:search_r1"], help="MODEL:PROMPT")
-    parser.add_argument("--episodes", type=int, default=96)
-    parser.add_argument("--slots", type=int, default=32, help="episodes at one time")
+    parser.add_argument("--engines", nargs="+", choices=("hf", "vllm"), default=("hf", "vllm"))
+    parser.add_argument("--episodes", type=int, default=128)
+    parser.add_argument("--slots", type=int, default=16, help="episodes at one time")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--max-turn-tokens", type=int, default=48)
-    parser.add_argument("--max-total-tokens", type=int, default=768)
+    parser.add_argument("--max-turn-tokens", type=int, default=128)
+    parser.add_argument("--max-total-tokens", type=int, default=1024)
     parser.add_argument("--kv-cache-mb", type=float, default=2048.0)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

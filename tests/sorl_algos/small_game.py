@@ -27,7 +27,7 @@ QUESTIONS = QuestionSet(
 )
 
 
-def make_env(num_envs: int, retriever: FakeRetriever | None = None, **options: Any) -> Any:
+def make_env(num_envs: int, retriever: Any = None, **options: Any) -> Any:
     """SearchQA-v0 over the three capitals; finds one passage a search, allows two."""
     settings: dict[str, Any] = {
         "retriever": retriever or FakeRetriever(passages=PASSAGES),

@@ -95,6 +95,7 @@ def run_of(run_dir: Path, model: str, **changes: Any) -> Run:
 def test_an_asynchronous_run_trains_resumes_and_ends(model: str, tmp_path: Path) -> None:
     first = run_of(tmp_path, model, updates=3)
     assert isinstance(first.source, AsyncSource)
+    assert isinstance(first.engine, HFEngine)
     assert first.engine.model is not first.learner.raw_policy.lm, "the engine samples while the policy's weights change"
     assert first.execute()["finished"]
     again = run_of(tmp_path, model, updates=5)

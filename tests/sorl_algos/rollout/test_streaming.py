@@ -136,7 +136,7 @@ def test_streaming_equals_lockstep_on_the_base_model(kv_cache_mb: float) -> None
         "questions_per_update": 4, "group_size": 2, "seed": 1, "max_total_tokens": 300,
         "sampling": Sampling(max_tokens=16),
     }  # fmt: skip
-    env = make_env(5, world_retriever(), questions=questions, max_searches=2, max_observation_words=20)
+    env = make_env(5, questions=questions, retriever=world_retriever(), max_searches=2, max_observation_words=20)
     lockstep = SyncSource(env, HFEngine(model, tokenizer), Renderer(tokenizer), questions, **options)
     engine = HFEngine(model, tokenizer, kv_cache_mb=kv_cache_mb)
     streaming = StreamSource(env, engine, Renderer(tokenizer), questions, window_ms=0.5, **options)
