@@ -98,6 +98,8 @@ class TrainConfig:
     """What samples: transformers, or vLLM in the same process (the extra sorl[vllm])."""
     engine_memory_share: float = 0.4
     """Share of the GPU's memory for vLLM, given back while the policy learns. On processors it caches in 1 GiB."""
+    engine_gpus: Literal["shared", "own"] = "shared"
+    """"own": of 2 N GPUs N train (one rank each) and N sample, so that vLLM never sleeps; for source async."""
     kv_cache_mb: float = 0.0
     """Memory in which engine hf keeps keys and values from turn to turn; 0: each turn is read from its beginning."""
     source: Literal["sync", "stream", "async"] = "sync"
@@ -275,6 +277,7 @@ class TrainConfig:
         """Settings that only make sense together."""
         for name, known in (
             ("engine", ("hf", "vllm")),
+            ("engine_gpus", ("shared", "own")),
             ("source", ("sync", "stream", "async")),
             ("correction", ("none", "truncated_is", "icepop", "rejection", "decoupled")),
             ("correction_level", ("token", "turn", "sequence")),
@@ -294,6 +297,8 @@ class TrainConfig:
             )
         if self.kv_cache_mb and self.engine != "hf":
             raise ValueError(f"kv_cache_mb is for engine 'hf'; engine {self.engine!r} keeps a cache of its own")
+        if self.engine_gpus == "own" and self.engine != "vllm":
+            raise ValueError(f"engine_gpus 'own' is for engine 'vllm', not {self.engine!r}")
         if not 0 < self.engine_memory_share < 1:
             raise ValueError(f"engine_memory_share is {self.engine_memory_share}; it must lie between 0 and 1")
         if not 0 <= self.lr_final_share <= 1:

@@ -182,8 +182,9 @@ class Run:
         return {**summary, "evaluations": evaluations}
 
     def _source_of_trainer(self) -> Any:
-        # An engine that samples while the policy learns cannot lend it its memory.
-        if isinstance(self.engine, HFEngine) or isinstance(self.source, AsyncSource):
+        # An engine that samples while the policy learns cannot lend it its memory, one beside it need not.
+        apart = isinstance(self.source, AsyncSource) or self.config.engine_gpus == "own"
+        if isinstance(self.engine, HFEngine) or apart:
             return self.source
         return TakingTurns(self.source, self.engine)
 
@@ -283,7 +284,7 @@ class Run:
     def _add_ratios(self) -> None:
         """Puts on every shown turn the trained policy's ratio to the starting policy, and the turn's advantage."""
         self._wait_for_ranks()
-        initial = self.initial_policy()
+        initial = self.learner.reference or self.initial_policy().to(self.learner.accelerator.device)
         for stage in ("before", "after"):
             path = self.config.run_dir / f"trajectories_{stage}.jsonl"
             rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
@@ -297,7 +298,7 @@ class Run:
             write(path, "".join(json.dumps(row) + "\n" for row in rows))
 
     @torch.no_grad()
-    def _turn_numbers(self, row: dict[str, Any], ids: Any, initial: Policy) -> tuple[list[float], list[float | None]]:
+    def _turn_numbers(self, row: dict[str, Any], ids: Any, initial: Any) -> tuple[list[float], list[float | None]]:
         turns = tuple(
             Turn(tuple(seen), tuple(done), (0.0,) * len(done), turn["reward"], "", "")
             for (seen, done), turn in zip(ids, row["turns"], strict=True)
@@ -306,7 +307,7 @@ class Run:
         batch = batch.to(self.learner.accelerator.device)
         options: dict[str, Any] = {"microbatch_sequences": 1, "temperature": self.config.temperature}
         now, _ = score(batch, self.learner.policy, critic=self.learner.critic, **options)
-        then, _ = score(batch, initial.to(batch.token_ids.device), **options)
+        then, _ = score(batch, initial, **options)
         assert now.old_logp is not None and then.old_logp is not None
         ratio = level_ratio(now.old_logp, then.old_logp, batch.loss_mask, batch.turn_ids, "turn")
         advantages = None
@@ -337,6 +338,7 @@ def make_engine(config: TrainConfig, language_model: Any, tokenizer: Any) -> HFE
         dtype=config.dtype,
         max_model_tokens=config.max_total_tokens,
         gpu_memory_share=config.engine_memory_share,
+        own_gpu=config.engine_gpus == "own",
     )
 
 

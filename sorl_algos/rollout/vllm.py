@@ -17,7 +17,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, get_args
 
@@ -50,13 +50,14 @@ class VLLMEngine:
         kv_cache_gib: memory of the cache; None: what ``gpu_memory_share`` leaves, on processors 1 GiB.
         lora_rank: largest rank of adapters for `update_adapter`; 0: none are taken.
         sleeps: `sleep` frees the GPU's memory; needs vLLM's own allocator. Nothing to free on processors.
+        own_gpu: with N ranks on a machine with 2 N GPUs: sample on GPU N + (this rank's), where no policy learns.
 
     `generate` and `agenerate` may be called from different threads; an event loop's engine steps are its own.
     ``cached_prompt_tokens`` counts the prompt tokens that the prefix cache spared. ``pending`` is the number of
     completions under way.
 
     Raises:
-        ValueError: vLLM is not installed.
+        ValueError: vLLM is not installed, or there is no GPU of its own.
         EngineError: vLLM cannot start with the model.
     """
 
@@ -71,6 +72,7 @@ class VLLMEngine:
         kv_cache_gib: float | None = None,
         lora_rank: int = 0,
         sleeps: bool = True,
+        own_gpu: bool = False,
     ) -> None:
         # Read when vLLM is imported or started: one process, no usage report, no start-up chatter.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -106,14 +108,19 @@ class VLLMEngine:
             options |= {"gpu_memory_utilization": gpu_memory_share, "enable_sleep_mode": sleeps}
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
             options["distributed_executor_backend"] = "external_launcher"  # an engine on each rank, on its GPU
+        elif own_gpu:
+            raise ValueError("an engine with GPUs of its own needs two ranks or more; start with torchrun")
+        trainers_gpu = None if self.on_cpu else torch.cuda.current_device()
         _let_vllm_look_at_llvmlite()
-        with _process_kept_as_it_was():
+        with _process_kept_as_it_was(), _other_gpu(own_gpu and not self.on_cpu):
             try:
                 self._llm = vllm.LLM(**options)
             except Exception as error:
                 raise EngineError(f"vLLM could not start with {model}: {error}") from error
         self._engine = self._llm.llm_engine
         self._device = 0 if self.on_cpu else torch.cuda.current_device()
+        if trainers_gpu is not None:
+            torch.cuda.set_device(trainers_gpu)
         self._lora_rank, self._sleeps = lora_rank, sleeps and not self.on_cpu
         self.max_model_tokens: int = self._llm.model_config.max_model_len
         self.eos_ids = _end_tokens(self._llm.model_config, self._llm.get_tokenizer())
@@ -296,7 +303,10 @@ class VLLMEngine:
         if self.on_cpu:
             # A small function of vLLM's sampler would be compiled for a minute at the first call.
             return torch.compiler.set_stance("force_eager")
-        return torch.cuda.device(self._device)  # a thread of its own starts with the first GPU
+        return self._on_its_gpu()  # a thread of its own starts with the first GPU
+
+    def _on_its_gpu(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.on_cpu else torch.cuda.device(self._device)
 
     def _abort(self, names: list[str]) -> None:
         """Takes requests that are still under way out of the engine."""
@@ -339,7 +349,8 @@ class VLLMEngine:
         """
         with self._lock:
             self._refuse_while_sampling()
-            self._take(weights, version)
+            with self._on_its_gpu():
+                self._take(weights, version)
 
     def _take(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         if self._asleep:
@@ -388,7 +399,8 @@ class VLLMEngine:
         self._count += 1
         adapter = LoRARequest(f"policy-{self._count}", self._count, str(directory))
         try:
-            self._engine.add_lora(adapter)
+            with self._on_its_gpu():
+                self._engine.add_lora(adapter)
         except Exception as error:
             raise EngineError(f"vLLM does not take the adapter in {directory}: {error}") from error
         self._adapter = adapter
@@ -479,6 +491,25 @@ def _process_kept_as_it_was() -> Iterator[None]:
         torch.set_num_threads = set_threads
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
+
+
+@contextmanager
+def _other_gpu(wanted: bool) -> Iterator[None]:
+    """Within, vLLM takes the GPU of the rank's number in the second half of the machine's: it reads LOCAL_RANK."""
+    kept = os.environ.get("LOCAL_RANK", "0")
+    if wanted:
+        place = int(kept) + int(os.environ["LOCAL_WORLD_SIZE"])
+        if place >= torch.cuda.device_count():
+            raise ValueError(
+                f"engine_gpus 'own' needs a GPU {place} for rank {kept}, but there are {torch.cuda.device_count()}; "
+                "start half as many processes as there are GPUs"
+            )
+        os.environ["LOCAL_RANK"] = str(place)
+    try:
+        yield
+    finally:
+        if wanted:
+            os.environ["LOCAL_RANK"] = kept
 
 
 def _let_vllm_look_at_llvmlite() -> None:
