@@ -39,7 +39,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
         for name in (*BARE_ROWS, "so_grpo")
         for estimator, threshold in ESTIMATORS.items()
     },
-    "own critic": {"critic": "own"},
     "own critic, activations made again": {"critic": "own", "gradient_checkpointing": True},
     "clipped gradient norm": {"max_grad_norm": 0.05},
     "turn_mean, KL in the reward": {"reduction": "turn_mean", "kl_reward_coef": 0.1},

@@ -20,6 +20,7 @@ from tests.equivalence.ranks import RUNS, SETTINGS, SHARDINGS, run, step, weight
 from tests.sorl_algos.proofs import same
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.timeout(900)  # two processes that wait for each other: slow on a busy machine
 
 
 class Found(NamedTuple):
@@ -56,7 +57,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Found:
         for rank in range(2)
     ]
     try:
-        texts = [process.communicate(timeout=280)[0] for process in processes]
+        texts = [process.communicate(timeout=800)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
