@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sorl_algos.config import TrainConfig
+from sorl_algos.hardware_presets import DESCRIPTION, hardware_presets
 
 _QUICKSTART = TrainConfig(index=Path("indexes/world"))
 _SMOKE = replace(
@@ -57,7 +58,7 @@ _MATH = replace(
 )
 
 
-PRESETS: dict[str, tuple[str, TrainConfig]] = {
+SMALL: dict[str, tuple[str, TrainConfig]] = {
     "quickstart": ("SO-PPO on the bundled world with the bundled 2.6 M model: two CPU cores, minutes.", _QUICKSTART),
     "quickstart_ppo": (
         "The same with token-level PPO, to compare.",
@@ -100,3 +101,9 @@ PRESETS: dict[str, tuple[str, TrainConfig]] = {
         ),
     ),
 }
+PRESETS = SMALL | hardware_presets()
+
+
+def known_presets() -> str:
+    """All names in a line, those for real hardware by their grammar."""
+    return f"{', '.join(SMALL)}, or {DESCRIPTION}"

@@ -1,6 +1,9 @@
 """Trains a search agent: `python scripts/train.py PRESET [--option value ...]`; `--help` after a preset lists options.
 
-`--config FILE` (YAML, JSON) changes settings first. A run directory that holds the same run is resumed.
+`--config FILE` (YAML, JSON) changes settings first. A run directory that holds the same run is resumed. `--dry-run`
+trains nothing: it shows the settings and the memory a GPU needs (`--gpus N --gpu-memory-gb GB`: of other GPUs than the
+preset's or this machine's), and refuses what does not fit. Presets for real models are called
+MODEL-TASK-ALGORITHM-Ngpu, such as qwen2.5-7b-nq-so_ppo-8gpu (docs/scaling.md has the table).
 """
 
 from __future__ import annotations
@@ -14,7 +17,10 @@ from typing import Any, NoReturn
 
 import tyro
 from console import RichProgress, in_one_line, results_table, settle_processor
-from presets import PRESETS
+from dry_report import dry_run
+from dry_run import DryRun, take_options
+from presets import PRESETS, SMALL, known_presets
+from train_inputs import eval_sets, load_questions, load_retriever
 
 from retrieval_index.types import RetrievalError
 from sorl_algos.config import TrainConfig
@@ -27,49 +33,22 @@ def fail(message: str) -> NoReturn:
     raise SystemExit(2)
 
 
-def parse(arguments: list[str]) -> tuple[TrainConfig, bool]:
-    """The configuration meant by the command line, and whether it is only to be shown."""
-    dry = "--dry-run" in arguments
-    arguments = [argument for argument in arguments if argument != "--dry-run"]
-    presets = PRESETS
+def parse(arguments: list[str]) -> tuple[TrainConfig, DryRun | None]:
+    """The configuration meant by the command line; and if it is only to be shown, for which hardware."""
+    arguments, dry = take_options(arguments)
+    presets = PRESETS if arguments and arguments[0] in PRESETS else SMALL
     if "--config" in arguments[:-1]:
         place = arguments.index("--config")
         settings = load_settings(Path(arguments[place + 1]), TrainConfig)
-        presets = {name: (text, dataclasses.replace(base, **settings)) for name, (text, base) in PRESETS.items()}
+        presets = {name: (text, dataclasses.replace(base, **settings)) for name, (text, base) in presets.items()}
         arguments = arguments[:place] + arguments[place + 2 :]
     if not arguments or (arguments[0] not in PRESETS and not arguments[0].startswith("-")):
         given = f"unknown preset {arguments[0]!r}" if arguments else "no preset given"
-        fail(f"{given}; known: {', '.join(PRESETS)} (try `train.py quickstart --help`)")
+        fail(f"{given}; known: {known_presets()} (try `train.py quickstart --help`)")
+    if arguments[0] in presets:  # the others' options need not be put together
+        presets = {arguments[0]: presets[arguments[0]]}
     cli = tyro.extras.overridable_config_cli
     return in_one_line(lambda: cli(presets, description=__doc__, args=arguments)), dry
-
-
-def load_questions(spec: str, env: str = "SearchQA-v0") -> Any:
-    """The questions of ``world:SPLIT`` and the like, or of a file."""
-    from sorl_env.bundled import open_questions
-
-    return open_questions(spec, kind="math" if env == "MathQA-v0" else None)
-
-
-def load_retriever(index: Path | None) -> Any:
-    """The opened index; None where the environment brings its own passages."""
-    if index is None:
-        return None
-    from retrieval_index import open_index
-
-    return open_index(index)
-
-
-def eval_sets(config: TrainConfig, limit: int) -> list[Any]:
-    """What is scored before and after: the held-out sets of the bundled questions, or the dev file."""
-    from sorl_algos.run import EvalSet
-    from sorl_env.bundled import held_out
-
-    splits = held_out(config.eval_questions)
-    if not splits:
-        return [EvalSet("dev", load_questions(config.eval_questions, config.env).sample_by_hash(limit))]
-    sets = [EvalSet(split, questions.sample_by_hash(limit)) for split, questions in splits.items()]
-    return sets + ([EvalSet("test_empty_index", sets[0].questions, empty_index=True)] if config.max_searches else [])
 
 
 def checked(make: Callable[[], Any]) -> Any:
@@ -89,22 +68,15 @@ def stopped() -> NoReturn:
 def main() -> None:
     settle_processor()
     config, dry = checked(lambda: parse(sys.argv[1:]))
+    if dry is not None:
+        checked(lambda: dry_run(config, dry, take_options(sys.argv[1:])[0]))
+        return
     retriever = checked(lambda: load_retriever(config.index))
     questions = checked(lambda: load_questions(config.questions, config.env))
     dev = checked(lambda: load_questions(config.eval_questions, config.env))
     sets = checked(lambda: eval_sets(config, config.test_limit))
-    from sorl_algos.run import Run, make_environment  # torch comes with it: seconds
-
-    if dry:
-        checked(lambda: make_environment(config, questions, retriever, 1))
-        for field in dataclasses.fields(config):
-            print(f"{field.name:24} {getattr(config, field.name)}")
-        steps = config.updates * config.optimiser_steps_per_update
-        size = f"{config.updates} updates of {config.episodes_per_update} episodes, {steps} optimiser steps"
-        print(f"\n{len(questions)} questions; {size}; nothing was trained or written")
-        return
-
     from sorl_algos.report import write_report
+    from sorl_algos.run import Run  # torch comes with it: seconds
 
     main_rank = os.environ.get("RANK", "0") == "0"  # torchrun and accelerate launch start a process for each rank
     with RichProgress(shown=main_rank) as progress:

@@ -1,7 +1,7 @@
 """Shapes of language models and the numbers that follow from them, without a model or a library being loaded.
 
-Parameters are counted as transformers' Qwen2 and Llama classes have them: tables of words, and layers of two norms, four
-attention matrices and three of the gated feed-forward part; Qwen2 has a bias on queries, keys and values.
+Parameters are counted as transformers' Qwen2 and Llama classes have them: tables of words, and layers of two norms,
+four attention matrices and three of the gated feed-forward part; Qwen2 has a bias on queries, keys and values.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class Architecture:
         return 2 * self.layers * self.key_size * width
 
 
-def _qwen2(hidden: int, layers: int, heads: int, kv_heads: int, inner: int, vocabulary: int, tied: bool) -> Architecture:
-    return Architecture(hidden, layers, heads, kv_heads, inner, vocabulary, tied)
+def _qwen2(hidden: int, layers: int, heads: int, kv: int, inner: int, vocabulary: int, tied: bool) -> Architecture:
+    return Architecture(hidden, layers, heads, kv, inner, vocabulary, tied)
 
 
 # As the config.json of each model says.

@@ -8,10 +8,10 @@ A run has phases, and each thing lies in memory during some of them:
     step      the optimiser's step; activations are gone, its intermediate results are there
     engine    a GPU of vLLM's own, where it has one
 
-The peak is the fullest phase. Bytes follow the program: `learner`, `models`, `sharding`, `token_scores`, `rollout.vllm`.
-Estimates of weights, gradients and optimiser are exact; activations are counted from the operations that save something
-for backward (after Korthikanti et al., arXiv 2205.05198, section 4, worked out anew for gated feed-forward parts, grouped
-keys, and attention that keeps no scores); what allocators, CUDA and NCCL keep is a flat reserve.
+The peak is the fullest phase. Bytes follow the program: `learner`, `models`, `sharding`, `token_scores`,
+`rollout.vllm`. Weights, gradients and optimiser are exact; activations are counted from the operations that save
+something for backward (after Korthikanti et al., arXiv 2205.05198, section 4, worked out anew for gated feed-forward
+parts, grouped keys, and attention that keeps no scores); what allocators, CUDA and NCCL keep is a flat reserve.
 """
 
 from __future__ import annotations
@@ -323,42 +323,47 @@ def layer_bytes_per_token(shape: Architecture, config: TrainConfig, *, sharded: 
     return 2 * (4 + 2 + 2) * hidden + products + few
 
 
-def activation_bytes(
-    shape: Architecture, config: TrainConfig, tokens: int, *, sharded: bool, checkpointing: bool
-) -> float:
-    """What the trunk keeps of a micro-batch for backward, and while it goes back through a layer.
+def kept_bytes(shape: Architecture, config: TrainConfig, tokens: int, *, sharded: bool, checkpointing: bool) -> float:
+    """What the trunk keeps of a micro-batch from the forward pass for the backward pass.
 
-    Without checkpointing all layers keep what they need; with it each keeps what entered it (Chen et al., arXiv
-    1604.06174), and one layer at a time is run again. On top: the gradients of one layer's activations, about as
-    large as they are.
+    Without checkpointing every layer keeps what it needs; with it only what entered it (Chen et al., arXiv 1604.06174).
     """
     width = residual_width(config, sharded=sharded)
-    layer = tokens * layer_bytes_per_token(shape, config, sharded=sharded)
-    ends = tokens * shape.hidden_size * 4 * width  # what enters the last norm and leaves it, and actions picked of it
-    casts = 0
-    if config.dtype == "bfloat16" and width == FULL:  # autocast keeps the cast of each weight with the product
-        casts = 2 * sum(inputs * outputs for inputs, outputs in shape.linear_shapes.values())
+    # what enters the last norm (in float32), its numbers before the norm's weight, and the actions picked of the result
+    ends = tokens * shape.hidden_size * (FULL + 2 * width)
     if checkpointing:
-        return tokens * shape.layers * shape.hidden_size * width + 2 * layer + casts + ends
-    return shape.layers * (layer + casts) + layer + ends
+        return tokens * shape.layers * shape.hidden_size * width + ends
+    return shape.layers * _layer_bytes(shape, config, tokens, sharded=sharded) + ends
+
+
+def working_bytes(
+    shape: Architecture, config: TrainConfig, tokens: int, *, sharded: bool, checkpointing: bool
+) -> float:
+    """What one layer takes while the backward pass goes through it: the gradients of its activations, about as large
+    as these, and with checkpointing the activations, made again."""
+    return (2 if checkpointing else 1) * _layer_bytes(shape, config, tokens, sharded=sharded)
+
+
+def _layer_bytes(shape: Architecture, config: TrainConfig, tokens: int, *, sharded: bool) -> int:
+    casts = 0
+    if config.dtype == "bfloat16" and residual_width(config, sharded=sharded) == FULL:
+        # autocast: the cast of each weight is kept with its product
+        casts = 2 * sum(inputs * outputs for inputs, outputs in shape.linear_shapes.values())
+    return tokens * layer_bytes_per_token(shape, config, sharded=sharded) + casts
 
 
 def _activation_items(plan: _Plan) -> Iterable[Item]:
-    config, shape, tokens = plan.config, plan.shape, plan.micro_tokens
-    with_, without = (
-        activation_bytes(shape, config, tokens, sharded=plan.sharded, checkpointing=on) for on in (True, False)
+    config, shape, tokens, on = plan.config, plan.shape, plan.micro_tokens, plan.config.gradient_checkpointing
+    kept, working = (
+        {flag: reckon(shape, config, tokens, sharded=plan.sharded, checkpointing=flag) for flag in (True, False)}
+        for reckon in (kept_bytes, working_bytes)
     )
-    now = with_ if config.gradient_checkpointing else without
-    fewer = "use a smaller --microbatch-tokens (at least --max-total-tokens)"
-    remedy = fewer if config.gradient_checkpointing else f"turn on --gradient-checkpointing, or {fewer}"
-    other = f"without checkpointing {without / GB:.1f} GB"
-    if not config.gradient_checkpointing:
-        other = f"with checkpointing {with_ / GB:.1f} GB"
-    yield Item("activations: policy", now, ("backward",), remedy, f"{tokens:,} tokens at a time; {other}")
+    remedy = "use a smaller --microbatch-tokens (at least --max-total-tokens)"
+    remedy = remedy if on else f"turn on --gradient-checkpointing, or {remedy}"
+    other = f"{'without' if on else 'with'} checkpointing {(kept[not on] + working[not on]) / GB:.1f} GB"
+    yield Item("activations: policy", kept[on] + working[on], ("backward",), remedy, f"{tokens:,} tokens; {other}")
     if plan.critic == "own":  # a second pass, whose graph is there together with the first
-        one_layer = 2 * tokens * layer_bytes_per_token(shape, config, sharded=plan.sharded)
-        kept = now - one_layer if config.gradient_checkpointing else now
-        yield Item("activations: critic", kept, ("backward",), remedy)
+        yield Item("activations: critic", kept[on], ("backward",), remedy)
     # `token_scores`: a chunk of logits at a time, the head cast for the products, its gradient in float32.
     chunk = _CHUNKS * FULL * min(_LOGITS_AT_ONCE, tokens * shape.vocabulary)
     head = shape.table_parameters * ((0 if plan.width == FULL else plan.width) + (0 if config.lora_rank else FULL))

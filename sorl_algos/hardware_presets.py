@@ -8,9 +8,9 @@
     N           1, 4, 8
     -split      half of the GPUs sample with vLLM while the other half learns (source async)
 
-Everything follows from the tables below. What is marked "paper" is of arXiv 2511.20718 (docs/algorithms.md); "Search-R1"
-is what that project's scripts use (arXiv 2503.09516, appendix), where the paper says nothing else; "ours" is a choice.
-GPUs are taken to have 80 GB; `train.py NAME --dry-run` adds up what lies on each.
+Everything follows from the tables below. What is marked "paper" is of arXiv 2511.20718; "Search-R1" is what that
+project's scripts use (arXiv 2503.09516, appendix), where the paper says nothing else; "ours" is a choice. GPUs are
+taken to have 80 GB; `train.py NAME --dry-run` adds up what lies on each.
 """
 
 from __future__ import annotations

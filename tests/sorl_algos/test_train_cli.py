@@ -37,8 +37,8 @@ def refused(script: Any, capsys: pytest.CaptureFixture[str], *arguments: str) ->
 
 def test_options_change_a_preset(script: Any) -> None:
     config, dry = script.parse(["quickstart", "--lr", "1e-6", "--dry-run", "--algorithm", "ppo"])
-    assert (config.lr, config.algorithm, dry) == (1e-6, "ppo", True) and isinstance(config.lr, float)
-    assert script.parse(["smoke"]) == (script.PRESETS["smoke"][1], False)
+    assert (config.lr, config.algorithm, dry is None) == (1e-6, "ppo", False) and isinstance(config.lr, float)
+    assert script.parse(["smoke"]) == (script.PRESETS["smoke"][1], None)
     config, _ = script.parse(["quickstart", "--index", "None", "--threshold", "2", "--level", "sequence"])
     assert (config.index, config.threshold, config.level) == (None, 2.0, "sequence")
 
