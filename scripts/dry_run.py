@@ -85,7 +85,7 @@ def index_sizes(path: Path | None, *, on_gpu: bool) -> tuple[float, float, str]:
         size, kind, passages = sum(file.bytes for file in manifest.files), manifest.kind, manifest.passages
         settings = DenseParameters(**manifest.parameters["index"]) if kind == "dense" else None
         encoder = manifest.parameters["encoder"] if kind == "dense" else {}
-        name, dimension = str(encoder.get("name", "")), int(encoder.get("dimension", 768))
+        name, dimension = "", int(encoder.get("dimension", 768))
         text = f"{path}: {kind}, {passages:,} passages"
     else:
         recipe = RECIPES[RECIPE_OF[str(path)]]

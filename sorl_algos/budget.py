@@ -277,8 +277,8 @@ def _engine_items(plan: _Plan, hardware: Hardware) -> tuple[list[Item], float]:
         ], 2**30 / per_token  # fmt: skip
     own = config.engine_gpus == "own"
     share = config.engine_memory_share * hardware.gpu_bytes
-    cache = share - weights - VLLM_WORKING_BYTES
-    if cache < config.max_total_tokens * per_token:
+    spare = share - weights - VLLM_WORKING_BYTES
+    if spare < config.max_total_tokens * per_token:
         needed = (weights + VLLM_WORKING_BYTES + config.max_total_tokens * per_token) / hardware.gpu_bytes
         advice = f"raise --engine-memory-share above {needed:.2f}" if needed < 0.95 else "take GPUs with more memory"
         raise ValueError(
@@ -292,8 +292,8 @@ def _engine_items(plan: _Plan, hardware: Hardware) -> tuple[list[Item], float]:
     return [
         Item("vLLM: weights", weights, phases, remedy),
         Item("vLLM: working memory", VLLM_WORKING_BYTES, phases, ""),
-        Item("vLLM: KV cache", cache, phases, remedy, f"{cache / per_token:,.0f} tokens"),
-    ], cache / per_token
+        Item("vLLM: KV cache", spare, phases, remedy, f"{spare / per_token:,.0f} tokens"),
+    ], spare / per_token
 
 
 # --- Activations --------------------------------------------------------------------------------------------
