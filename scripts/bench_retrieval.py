@@ -77,24 +77,32 @@ def in_process(arguments: Arguments, queries: list[str], index: Path) -> dict[st
 
 
 def through_server(arguments: Arguments, queries: list[str], index: Path) -> dict[str, list[load.Load]]:
-    """What clients see: single queries, whole batches, and an answer that costs nothing."""
+    """What clients see: single queries, whole batches, and answers that need no search."""
     found: dict[str, list[load.Load]] = {}
+    singles = load.requests(queries, arguments.top_k, 1)
     # Without the cache: each query is to be searched.
-    with load.server(index, "--backend", arguments.backends[-1], "--cache-entries", "0") as port:
+    with load.server(load.SERVE, index, "--backend", arguments.backends[-1], "--cache-entries", "0") as port:
         for name, pool, size in (
-            ("one query a request", load.requests(queries, arguments.top_k, 1), 1),
+            ("one query a request", singles, 1),
             (
                 f"{arguments.batch} queries a request",
                 load.requests(queries, arguments.top_k, arguments.batch),
                 arguments.batch,
             ),
-            ("constant answer", load.CONSTANT, 1),
+            ("GET /health", load.CONSTANT, 1),
         ):
-            found[name] = [
-                load.measure(port, pool, clients=clients, a_request=size, seconds=arguments.seconds)
-                for clients in arguments.clients
-            ]
+            found[name] = loads(arguments, port, pool, size)
+    with load.server(load.SERVE_CONSTANT) as port:
+        found["one query a request, constant hits"] = loads(arguments, port, singles, 1)
     return found
+
+
+def loads(arguments: Arguments, port: int, pool: list[bytes], size: int) -> list[load.Load]:
+    """One row for each number of clients."""
+    return [
+        load.measure(port, pool, clients=clients, a_request=size, seconds=arguments.seconds)
+        for clients in arguments.clients
+    ]
 
 
 def main() -> int:

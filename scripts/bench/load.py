@@ -19,6 +19,7 @@ from pathlib import Path
 from retrieval_index import RetrieverClient
 
 SERVE = Path(__file__).resolve().parents[1] / "serve_index.py"
+SERVE_CONSTANT = Path(__file__).with_name("constant_server.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +34,12 @@ class Load:
 
 
 @contextmanager
-def server(index: Path, *options: str) -> Iterator[int]:
-    """scripts/serve_index.py in a process of its own, ready; gives its port."""
+def server(*command: str | Path) -> Iterator[int]:
+    """A server in a process of its own, ready; gives its port. ``command``: a script and its arguments but the port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, str(SERVE), str(index), "--port", str(port), *options]
-    process = subprocess.Popen(command)
+    process = subprocess.Popen([sys.executable, *map(str, command), "--port", str(port)])
     try:
         with RetrieverClient(f"http://127.0.0.1:{port}") as client:
             client.wait_until_ready(timeout_s=300)
