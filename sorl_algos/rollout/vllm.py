@@ -112,7 +112,7 @@ class VLLMEngine:
             raise ValueError("an engine with GPUs of its own needs two ranks or more; start with torchrun")
         trainers_gpu = None if self.on_cpu else torch.cuda.current_device()
         _let_vllm_look_at_llvmlite()
-        with _process_kept_as_it_was(), _other_gpu(own_gpu and not self.on_cpu):
+        with _process_kept_as_it_was(), _other_gpu(own_gpu and not self.on_cpu, gpus=torch.cuda.device_count()):
             try:
                 self._llm = vllm.LLM(**options)
             except Exception as error:
@@ -494,15 +494,15 @@ def _process_kept_as_it_was() -> Iterator[None]:
 
 
 @contextmanager
-def _other_gpu(wanted: bool) -> Iterator[None]:
+def _other_gpu(wanted: bool, *, gpus: int) -> Iterator[None]:
     """Within, vLLM takes the GPU of the rank's number in the second half of the machine's: it reads LOCAL_RANK."""
     kept = os.environ.get("LOCAL_RANK", "0")
     if wanted:
         place = int(kept) + int(os.environ["LOCAL_WORLD_SIZE"])
-        if place >= torch.cuda.device_count():
+        if place >= gpus:
             raise ValueError(
-                f"engine_gpus 'own' needs a GPU {place} for rank {kept}, but there are {torch.cuda.device_count()}; "
-                "start half as many processes as there are GPUs"
+                f"engine_gpus 'own' needs a GPU {place} for rank {kept}, but there are {gpus}; start half as many "
+                "processes as there are GPUs"
             )
         os.environ["LOCAL_RANK"] = str(place)
     try:

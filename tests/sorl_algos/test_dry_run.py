@@ -118,3 +118,19 @@ def test_every_name_is_a_preset_with_help(script: Any, capsys: pytest.CaptureFix
     with pytest.raises(SystemExit) as end:
         script.checked(lambda: script.parse(["--help"]))
     assert end.value.code == 0 and "MODEL-TASK-ALGORITHM-Ngpu" in capsys.readouterr().out
+
+
+def test_the_size_of_an_index_that_is_there_comes_from_its_manifest(script: Any, tmp_path: Path) -> None:
+    from retrieval_index.manifest import FileRecord, Manifest
+
+    sizes = importlib.import_module("dry_run").index_sizes
+    files = (FileRecord("index.faiss", 3_000_000_000, ""), FileRecord("passages.bin", 2_000_000_000, ""))
+    dense = {"index": {"index_type": "flat"}, "encoder": {"dimension": 768}}
+    for kind, parameters in (("bm25", {}), ("dense", dense)):
+        manifest = Manifest(kind, 1_000_000, parameters, corpus=(), files=files)
+        (tmp_path / "manifest.json").write_text(manifest.as_json())
+        main_bytes, gpu_bytes, text = sizes(tmp_path, on_gpu=True)
+        assert main_bytes == 5e9 and f"{kind}, 1,000,000 passages" in text
+        # an encoder of queries (110 M parameters and its table of words, float32) and half a GB to work in
+        assert gpu_bytes == (0 if kind == "bm25" else pytest.approx(4 * (110e6 + 0.031e6 * 768) + 0.5e9))
+        assert sizes(tmp_path, on_gpu=False)[1] == 0

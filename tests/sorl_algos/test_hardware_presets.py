@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from sorl_algos.architectures import find_architecture
@@ -16,6 +18,7 @@ from sorl_algos.hardware_presets import (
     hardware_preset,
     hardware_presets,
 )
+from sorl_algos.rollout.vllm import _other_gpu
 
 PRESETS = hardware_presets()
 
@@ -64,3 +67,16 @@ def test_where_vllm_has_its_own_gpus_the_episodes_are_corrected_for_their_age() 
 @pytest.mark.parametrize(("name", "gpus"), [("qwen2.5-7b-nq-ppo-8gpu-split", 8), ("a-1gpu", 1), ("smoke", None)])
 def test_a_name_says_how_many_gpus(name: str, gpus: int | None) -> None:
     assert gpus_of(name) == gpus
+
+
+def test_an_engine_of_its_own_takes_a_gpu_of_the_second_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    with _other_gpu(True, gpus=8):
+        assert os.environ["LOCAL_RANK"] == "5"  # 1 + 4: where vLLM looks for its GPU
+    with _other_gpu(False, gpus=8):
+        assert os.environ["LOCAL_RANK"] == "1"
+    too_few = r"needs a GPU 5 for rank 1, but there are 4; start half as many"
+    with pytest.raises(ValueError, match=too_few), _other_gpu(True, gpus=4):
+        pass
+    assert os.environ["LOCAL_RANK"] == "1"
