@@ -66,7 +66,7 @@ def check_faiss(cpu: bool) -> Outcome:
     from retrieval_index.types import Passage, RetrievalError
 
     count = 12_000 if cpu else 60_000
-    vectors = np.random.default_rng(0).normal(size=(count, 32)).astype(np.float32)
+    vectors = np.random.default_rng(0).normal(size=(count, 16 if cpu else 64)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     encoder, outcome = RandomVectors(vectors), Outcome()
     passages = PassageList(Passage(str(number), "", str(number)) for number in range(count))
