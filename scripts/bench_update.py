@@ -29,7 +29,7 @@ world, with noise on its weights until the token-level clip was active on 5 % (t
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--episodes", type=int, default=16, help="of one update, in two minibatches")
     parser.add_argument("--microbatch", type=int, default=4, help="sequences of one forward")
     parser.add_argument("--turns", type=int, default=3)
