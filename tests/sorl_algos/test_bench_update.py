@@ -29,8 +29,8 @@ def test_both_sides_get_the_same_tokens() -> None:
 
 @pytest.mark.parametrize(("by", "within"), [("token", 1.0), ("token", 0.5), ("turn", 1.0)])
 def test_the_asked_share_of_the_tokens_is_clipped(by: str, within: float, make_model: object, tmp_path: Path) -> None:
-    # such a rate leaves the policy where it was, so both minibatches see the ratios that were made; lengths differ by half
-    # either way and turns move as a whole, hence the tolerance
+    # such a rate leaves the policy where it was, so both minibatches see the ratios that were made; lengths differ by
+    # half either way and turns move as a whole, hence the tolerance
     items = episodes(16, group_size=2, turns=3, observation=4, action=8, vocabulary=300)
     settings = {"questions_per_update": 8, "minibatch_sequences": 8, "lr": 1e-12, "critic_lr": 1e-12}
     config = small_config(tmp_path, algorithm="ppo", level=by, **settings)
