@@ -21,7 +21,7 @@ TEXT
 case "${1:-}" in -h | --help) usage; exit 0 ;; esac
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)"
-bash "$here/install.sh" retrieval train dev smollm2 world
+bash "$here/install.sh" retrieval train dev smollm2 world data
 cd "$here/.."
 
 # One thread for each of the two processes: OpenMP threads that wait for one another on busy cores are slow.

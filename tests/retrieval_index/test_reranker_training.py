@@ -15,6 +15,7 @@ from retrieval_index.reranker_data import TrainingList
 from retrieval_index.reranker_training import RerankerSettings, step_seconds, train_reranker
 
 pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+pytest.importorskip("datasets", reason="datasets is not installed")
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "train_reranker.py"
