@@ -11,10 +11,10 @@ from typing import Any
 
 from sorl_algos.models import full_weights
 from sorl_algos.rollout.collect import settings_for
-from sorl_algos.rollout.engine import Sampling
+from sorl_algos.rollout.engine import AsyncRolloutEngine, Sampling
 from sorl_algos.rollout.renderer import Renderer
 from sorl_algos.rollout.source import seed_of_update, share_of
-from sorl_algos.rollout.streaming import AsyncEngine, LoopThread, Player
+from sorl_algos.rollout.streaming import LoopThread, Player
 from sorl_env.trajectory import Trajectory
 
 ATTEMPTS = 2  # an episode that fails is played once more; the second failure ends the run
@@ -61,7 +61,7 @@ class AsyncSource:
     def __init__(
         self,
         env: Any,
-        engine: AsyncEngine,
+        engine: AsyncRolloutEngine,
         renderer: Renderer,
         questions: Any,
         *,

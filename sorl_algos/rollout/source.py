@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 from sorl_algos.models import full_weights
 from sorl_algos.rollout.collect import collect
-from sorl_algos.rollout.engine import RolloutEngine, Sampling
+from sorl_algos.rollout.engine import AsyncRolloutEngine, RolloutEngine, Sampling
 from sorl_algos.rollout.renderer import Renderer
-from sorl_algos.rollout.streaming import AsyncEngine, LoopThread, stream
+from sorl_algos.rollout.streaming import LoopThread, stream
 from sorl_env.trajectory import Trajectory
 
 
@@ -130,7 +130,7 @@ class StreamSource(SyncSource):
     def __init__(
         self,
         env: Any,
-        engine: AsyncEngine,
+        engine: AsyncRolloutEngine,
         renderer: Renderer,
         questions: Any,
         *,

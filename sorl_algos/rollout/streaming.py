@@ -7,22 +7,16 @@ import threading
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from sorl_algos.rollout.collect import Ask, Play, PlaySettings, settings_for
-from sorl_algos.rollout.engine import Completion, RolloutEngine, Sampling
+from sorl_algos.rollout.engine import AsyncRolloutEngine, Completion, RolloutEngine, Sampling
 from sorl_algos.rollout.renderer import Renderer
 from sorl_env.trajectory import Trajectory
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 Result = TypeVar("Result")
-
-
-class AsyncEngine(RolloutEngine, Protocol):
-    """A RolloutEngine that also answers single prompts, many at a time."""
-
-    async def agenerate(self, prompt_ids: Sequence[int], sampling: Sampling) -> Completion: ...
 
 
 class Window(Generic[Item, Answer]):
@@ -113,7 +107,7 @@ class Player:
         window_ms: how long a search waits for others to share a retriever call with.
     """
 
-    def __init__(self, env: Any, engine: AsyncEngine, *, window_ms: float = 3.0) -> None:
+    def __init__(self, env: Any, engine: AsyncRolloutEngine, *, window_ms: float = 3.0) -> None:
         self.env, self.engine = env, engine
         self._search: Window[str, Any] = Window(self._hits, window_ms / 1e3)
 
@@ -147,7 +141,7 @@ class Player:
 
 async def stream(
     env: Any,
-    engine: AsyncEngine,
+    engine: AsyncRolloutEngine,
     renderer: Renderer,
     questions: Sequence[Any],
     *,
