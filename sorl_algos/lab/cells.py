@@ -11,7 +11,7 @@ from typing import Any
 
 from sorl_algos.config import TrainConfig
 
-EPISODES = 32
+EPISODES = 16
 """Episodes of a rollout batch, in every regime."""
 GROUP = 4
 """Episodes of each question for the arms that compare within groups."""
@@ -87,8 +87,8 @@ REGIMES: dict[str, Regime] = {
         Regime("reuse1", "1 optimiser step a batch", steps=1, updates=100),
         Regime("reuse4", "4 steps a batch", steps=4),
         Regime("reuse16", "16 steps a batch", steps=16),
-        Regime("reuse64", "64 steps a batch", steps=64, updates=40),
-        Regime("reuse128", "128 steps a batch", steps=128, updates=30),
+        Regime("reuse64", "64 steps a batch", steps=64, updates=30),
+        Regime("reuse128", "128 steps a batch", steps=128, updates=20),
         Regime("stale4", "rollouts of 4 updates ago", staleness=4),
         Regime("stale16", "rollouts of 16 updates ago", staleness=16),
         Regime("bfloat16", "the sampler rounds its weights to bfloat16", mismatch="bfloat16"),
@@ -102,8 +102,8 @@ COMMON = TrainConfig(
     prompt="short",
     max_searches=3,
     questions_per_update=EPISODES,
-    minibatch_sequences=8,
-    microbatch_sequences=8,
+    minibatch_sequences=4,
+    microbatch_sequences=4,
     eval_every=2,
     eval_limit=96,
     save_every=10_000,
@@ -188,7 +188,7 @@ def _tuning() -> list[Cell]:
 
 
 def _smoke() -> list[Cell]:
-    tiny = (("updates", 3), ("eval_limit", 8), ("questions_per_update", 8), ("minibatch_sequences", 8))
+    tiny = (("updates", 3), ("eval_limit", 8), ("questions_per_update", 8), ("minibatch_sequences", 4))
     group = (("updates", 3), ("eval_limit", 8), ("questions_per_update", 2), ("minibatch_sequences", 8))
     return [
         *(Cell(arm, "reuse4", seed, tiny) for seed in range(2) for arm in ("ppo", "so_ppo")),

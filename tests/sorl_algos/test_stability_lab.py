@@ -166,7 +166,7 @@ def test_grids_are_whole_tables_at_any_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "minibatch", "passes"), [(1, 32, 1), (2, 16, 1), (4, 8, 1), (16, 8, 4), (128, 8, 32)]
+    ("steps", "minibatch", "passes"), [(1, 16, 1), (2, 8, 1), (4, 4, 1), (16, 4, 4), (128, 4, 32)]
 )
 def test_reuse(steps: int, minibatch: int, passes: int) -> None:
     found = reuse(steps)
