@@ -2,19 +2,22 @@
 
 Such a directory holds a manifest alone. It names its parts by paths relative to itself, so that all can
 be moved together, and by the digest of each part's manifest: a part that was built again since is
-refused, for the results would change under the same name.
+refused, for the results would change under the same name. A cross-encoder that is a directory is named by
+its relative path as well, so that the index opens from any working directory.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from retrieval_index.hybrid import HybridRetriever
 from retrieval_index.manifest import MANIFEST_FILE, Manifest, read_manifest
+from retrieval_index.rerank import RERANKERS, CrossEncoderScorer, RerankRetriever
 from retrieval_index.staging import check_output, locked, partial_of, publish, write_atomically
 from retrieval_index.types import RetrievalError, Retriever
 
@@ -48,13 +51,25 @@ def compose_rerank(
 ) -> Manifest:
     """Write an index that re-ranks another with a cross-encoder; see `RerankRetriever`.
 
+    Args:
+        model: a name of `RERANKERS`, of the hub, or a directory.
+
     Raises:
-        ValueError: depth below 1.
+        ValueError: depth below 1, or a model that can only be a directory and is none.
         RetrievalError: the part is no index.
     """
     if depth < 1:
         raise ValueError(f"depth must be 1 or more, got {depth}")
-    return _compose(Path(output), "rerank", [Path(part)], {"model": model, "depth": depth})
+    numbers: dict[str, Any] = {"depth": depth}
+    if model in RERANKERS:
+        numbers["model"] = model
+    elif model and Path(model).is_dir():
+        numbers["model_path"] = _relative(Path(model), Path(output))
+    elif not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", model):  # a name of the hub: owner/name, or one word
+        raise ValueError(f"there is no model {model!r}: neither a directory nor a name of the hub; check the path")
+    else:
+        numbers["model"] = model
+    return _compose(Path(output), "rerank", [Path(part)], numbers)
 
 
 def open_hybrid(directory: Path, manifest: Manifest, open_part: OpenPart) -> HybridRetriever:
@@ -73,13 +88,14 @@ def open_rerank(
     directory: Path, manifest: Manifest, open_part: OpenPart, *, scorer: Any = None, device: str | None = None
 ) -> Retriever:
     """Open the part of a re-ranked index, and the cross-encoder unless a scorer is given."""
-    from retrieval_index.rerank import CrossEncoderScorer, RerankRetriever
-
     [part] = _parts(directory, manifest)
     try:
-        model, depth = manifest.parameters["model"], manifest.parameters["depth"]
-    except KeyError as error:
+        depth, path = manifest.parameters["depth"], manifest.parameters.get("model_path")
+        model = manifest.parameters["model"] if path is None else str(_place(directory, path))
+    except (KeyError, TypeError) as error:
         raise RetrievalError(f"{directory} has parameters unknown to this version: {error!r}") from error
+    if path is not None and scorer is None and not Path(model).is_dir():
+        raise RetrievalError(f"the cross-encoder {model} of {directory} is not there; move it back or compose it again")
     return RerankRetriever(open_part(part), scorer or CrossEncoderScorer(model, device=device), depth=depth)
 
 
@@ -94,11 +110,7 @@ def _compose(output: Path, kind: str, parts: list[Path], numbers: dict[str, Any]
             )
         if part.resolve() == output.resolve():
             raise RetrievalError(f"{output} cannot be a part of itself; name another directory")
-    base = output.resolve()
-    named = [
-        {"path": os.path.relpath(part.resolve(), base).replace(os.sep, "/"), "version": _version(part)}
-        for part in parts
-    ]
+    named = [{"path": _relative(part, output), "version": _version(part)} for part in parts]
     manifest = Manifest(
         kind=kind, passages=first.passages, parameters={"parts": named, **numbers}, corpus=first.corpus, files=()
     )
@@ -117,12 +129,20 @@ def _parts(directory: Path, manifest: Manifest) -> list[Path]:
     except (KeyError, TypeError) as error:
         raise RetrievalError(f"{directory} does not name its parts; compose it again") from error
     for name, version in named:
-        part = Path(os.path.normpath(directory.resolve() / name))
+        part = _place(directory, name)
         read_manifest(part)
         if _version(part) != version:
             raise RetrievalError(f"{part} was built again since {directory} was composed of it; compose it again")
         found.append(part)
     return found
+
+
+def _relative(path: Path, base: Path) -> str:
+    return os.path.relpath(path.resolve(), base.resolve()).replace(os.sep, "/")
+
+
+def _place(base: Path, name: str) -> Path:
+    return Path(os.path.normpath(base.resolve() / name))
 
 
 def _version(part: Path) -> str:

@@ -136,12 +136,19 @@ def stream_dataset(name: str, config: str | None = None, split: str = "train") -
 
     Raises:
         RuntimeError: the package datasets is not installed.
+        OSError: the hub cannot be reached or has no such data set; the message says what to do.
     """
     try:
         import datasets  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError as error:
         raise RuntimeError(f"the data set {name} needs the package datasets: pip install datasets") from error
-    rows: Any = datasets.load_dataset(name, config, split=split, streaming=True)
+    try:
+        rows: Any = datasets.load_dataset(name, config, split=split, streaming=True)
+    except OSError as error:  # the library's errors of connection and of unknown names
+        raise OSError(
+            f"the data set {name} cannot be had ({error}); check its name and the connection, or name files that are"
+            " here"
+        ) from error
     return iter(rows)
 
 
@@ -338,7 +345,7 @@ def _title_and_text(row: dict[str, Any]) -> tuple[str, str]:
         first, newline, rest = contents.partition("\n")
         return (_unquoted(first), rest) if newline else ("", contents)
     wrong = [name for name in _FIELDS[1:] if name in row and not isinstance(row[name], str)]
-    because = f"`{wrong[0]}` is {json.dumps(row[wrong[0]])[:40]}, not a text" if wrong else "no `contents`"
+    because = f"`{wrong[0]}` is {_shown(row[wrong[0]])}, not a text" if wrong else "no `contents`"
     raise ValueError(f"{because}; {_FORMS}")
 
 
@@ -350,12 +357,16 @@ def _unquoted(title: str) -> str:
 def _row_id(row: dict[str, Any]) -> str:
     value = row.get("id")
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        shown = "is missing" if "id" not in row else f"is {json.dumps(value)[:40]}"
+        shown = "is missing" if "id" not in row else f"is {_shown(value)}"
         raise ValueError(f"`id` {shown}; give a text or a whole number")
     name = str(value)
     if _sound(name) != name:
         raise ValueError(f"`id` {name!r} holds half of a surrogate pair, which is not valid Unicode")
     return name
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, default=repr)[:40]  # parquet has values that JSON has not: bytes, dates
 
 
 def _sound(text: str) -> str:

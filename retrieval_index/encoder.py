@@ -156,7 +156,7 @@ class TransformerEncoder:
             dtype: "float32" or "bfloat16"; None: bfloat16 on a GPU that has it, float32 elsewhere.
 
         Raises:
-            RuntimeError: sentence-transformers is not installed.
+            RuntimeError: sentence-transformers is not installed, or cannot be imported; says why.
             RetrievalError: a model cannot be loaded.
         """
         torch = _torch()
@@ -254,11 +254,21 @@ def _length(text: Text) -> int:
     return len(text) if isinstance(text, str) else sum(map(len, text))
 
 
+def unusable(what: str, package: str, error: ImportError) -> RuntimeError:
+    """What to raise where PyTorch or sentence-transformers is missing, or is there but cannot be imported."""
+    if isinstance(error, ModuleNotFoundError) and error.name in ("torch", "sentence_transformers"):
+        return RuntimeError(f"{what} needs {package}: pip install 'sorl[dense]'")
+    return RuntimeError(
+        f"{what} needs {package}, which cannot be imported ({type(error).__name__}: {error});"
+        " pip install 'sorl[dense]' brings versions that go together"
+    )
+
+
 def _torch() -> Any:
     try:
         import torch
     except ImportError as error:
-        raise RuntimeError("dense retrieval needs PyTorch: pip install 'sorl[dense]'") from error
+        raise unusable("dense retrieval", "PyTorch", error) from error
     return torch
 
 
@@ -268,7 +278,7 @@ def _load(spec: EncoderSpec, model: str, tokens: int, device: str, dtype: str) -
         from sentence_transformers import SentenceTransformer
         from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
     except ImportError as error:
-        raise RuntimeError("dense retrieval needs sentence-transformers: pip install 'sorl[dense]'") from error
+        raise unusable("dense retrieval", "sentence-transformers", error) from error
     place = model_place(model)
     options = {"dtype": getattr(torch, dtype)}
     try:

@@ -2,10 +2,12 @@
 
 A query with few postings notes the passages it touches, so that it costs its postings and not the corpus; one with
 many adds without asking and goes through all scores once. Compiled once for a machine and kept beside this file (or in
-numba's cache directory); it runs without Python's lock.
+numba's cache directory; where neither can be written, each process compiles anew); it runs without Python's lock.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 from numba import njit
@@ -14,13 +16,20 @@ BLOCK = 128
 SPARSE = 8  # a query whose postings are fewer than passages / SPARSE is followed by a list, others by a scan
 
 
-@njit(nogil=True, cache=True)
+def _compiled(function: Any) -> Any:
+    try:
+        return njit(nogil=True, cache=True)(function)
+    except RuntimeError:  # numba found no directory to keep it in
+        return njit(nogil=True)(function)
+
+
+@_compiled
 def _worse(score, row, other_score, other_row):  # type: ignore[no-untyped-def]
     """Whether a hit ranks behind another: a lower score, or the same score and a later place."""
     return score < other_score or (score == other_score and row > other_row)
 
 
-@njit(nogil=True, cache=True)
+@_compiled
 def _sink(scores, rows, place, size):  # type: ignore[no-untyped-def]
     """Restores a heap with the worst hit on top after its entry at ``place`` was replaced."""
     score, row = scores[place], rows[place]
@@ -37,7 +46,7 @@ def _sink(scores, rows, place, size):  # type: ignore[no-untyped-def]
     scores[place], rows[place] = score, row
 
 
-@njit(nogil=True, cache=True)
+@_compiled
 def _offer(scores, rows, size, depth, score, row):  # type: ignore[no-untyped-def]
     """Takes a hit into the best ``depth``, a heap once it is full; returns how many there are."""
     if size < depth:
@@ -53,7 +62,7 @@ def _offer(scores, rows, size, depth, score, row):  # type: ignore[no-untyped-de
     return size
 
 
-@njit(nogil=True, cache=True)
+@_compiled
 def _scan(scores, rows, depth, totals):  # type: ignore[no-untyped-def]
     """Offers every passage, in order; most are turned away by one comparison."""
     size, row, passages = 0, 0, len(totals)
@@ -78,7 +87,7 @@ def _scan(scores, rows, depth, totals):  # type: ignore[no-untyped-def]
     return size
 
 
-@njit(nogil=True, cache=True)
+@_compiled
 def rank_queries(columns, starts, depth, data, indices, indptr, passages):  # type: ignore[no-untyped-def]
     """The ``depth`` best passages of each of Q queries, equal scores in order of place.
 

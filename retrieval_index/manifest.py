@@ -115,7 +115,8 @@ def check_files(directory: Path, manifest: Manifest, *, verify: bool) -> None:
             raise RetrievalError(f"{path} has {size} bytes, the manifest says {record.bytes}; {REBUILD}")
         if verify and (found := file_record(path).sha256) != record.sha256:
             raise RetrievalError(
-                f"{path} is damaged: its SHA-256 is {found[:12]}, the manifest says {record.sha256[:12]}; {REBUILD}"
+                f"{path} is damaged: its SHA-256 is {found[:12]}, the manifest says {record.sha256[:12]};"
+                f" delete {directory} and {REBUILD}"
             )
 
 

@@ -7,7 +7,7 @@ from math import isfinite
 from typing import Any, Protocol
 
 from retrieval_index.bm25 import check_search
-from retrieval_index.encoder import length_batches
+from retrieval_index.encoder import length_batches, unusable
 from retrieval_index.types import Hit, Passage, RetrievalError, Retriever
 
 # Short names of cross-encoders; any other hub name or directory is taken as it is.
@@ -40,14 +40,14 @@ class CrossEncoderScorer:
             dtype: "float32" or "bfloat16"; None: bfloat16 on a GPU that has it, float32 elsewhere.
 
         Raises:
-            RuntimeError: sentence-transformers is not installed.
+            RuntimeError: sentence-transformers is not installed, or cannot be imported; says why.
             RetrievalError: the model cannot be loaded.
         """
         try:
             import torch
             from sentence_transformers import CrossEncoder
         except ImportError as error:
-            raise RuntimeError("re-ranking needs sentence-transformers: pip install 'sorl[dense]'") from error
+            raise unusable("re-ranking", "sentence-transformers", error) from error
         name = RERANKERS.get(model, model)
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         if dtype is None:

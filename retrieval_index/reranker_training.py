@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from retrieval_index.encoder import encoder_spec, model_place
+from retrieval_index.encoder import encoder_spec, model_place, unusable
 from retrieval_index.reranker_data import TrainingList
 from retrieval_index.staging import SHARDS, check_output, locked, partial_of, prepare, publish, sync, write_atomically
 from retrieval_index.types import RetrievalError
@@ -235,7 +235,7 @@ def _load(settings: RerankerSettings) -> Any:
         from sentence_transformers.cross_encoder import CrossEncoderTrainer  # noqa: F401
         from sentence_transformers.util import is_training_available
     except ImportError as error:
-        raise RuntimeError("training a re-ranker needs sentence-transformers: pip install 'sorl[dense]'") from error
+        raise unusable("training a re-ranker", "sentence-transformers", error) from error
     if not is_training_available():
         raise RuntimeError("training a re-ranker needs accelerate and datasets: pip install accelerate datasets")
     torch.manual_seed(settings.seed)  # for the scoring layer, which starts at random

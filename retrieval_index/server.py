@@ -22,7 +22,6 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
-from starlette.requests import HTTPConnection
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -94,9 +93,9 @@ class _Service:
         """Open the index, then search until cancelled."""
         try:
             retriever, self.info = await asyncio.to_thread(self._open)
-        except (RetrievalError, OSError, ValueError) as error:
-            self.failure = str(error)
-            LOG.error("the index cannot be opened: %s", error)
+        except Exception as error:  # whatever it is: a server that stays "loading" for ever says nothing
+            self.failure = _reason(error)
+            LOG.error("the index cannot be opened: %s", self.failure)
             return
         settings = self.settings
         self.batcher = Batcher(
@@ -120,8 +119,8 @@ class _Service:
                 return
             try:
                 retriever, info = await asyncio.to_thread(self._open)
-            except (RetrievalError, OSError, ValueError) as error:
-                LOG.error("the index was not swapped: %s", error)
+            except Exception as error:  # the old one goes on answering
+                LOG.error("the index was not swapped: %s", _reason(error))
                 return
             self.info = info
             self.batcher.swap(retriever, info["version"])
@@ -129,7 +128,10 @@ class _Service:
 
     async def retrieve(self, receive: Receive) -> Response:
         started = time.monotonic()
-        response = await self._retrieve(receive)
+        try:
+            response = await self._retrieve(receive)
+        except asyncio.CancelledError:  # by the server, when a stop takes too long: no reason to answer 500
+            response = _refusal(503, "the server is stopping", retry=True)
         self.metrics.statuses[response.status_code] += 1
         self.metrics.request_seconds.add(time.monotonic() - started)
         return response
@@ -214,17 +216,20 @@ def create_app(open_it: OpenIndex, settings: ServerSettings | None = None) -> Fa
     app = _Application(title="retrieval_index", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.failed = lambda: service.failure
 
-    def allowed(request: HTTPConnection) -> bool:
+    def allowed(request: Request) -> bool:
         if settings.token is None:
             return True
         given = request.headers.get("authorization", "")
         return hmac.compare_digest(given.encode("utf-8"), f"Bearer {settings.token}".encode())
 
-    async def retrieve(scope: Scope, receive: Receive, send: Send) -> None:
-        answer = await service.retrieve(receive) if allowed(HTTPConnection(scope)) else _unauthorised()
+    async def retrieve(request: Request) -> Response:
+        return await service.retrieve(request.receive) if allowed(request) else _unauthorised()
+
+    async def straight(scope: Scope, receive: Receive, send: Send) -> None:
+        answer = await retrieve(Request(scope, receive))
         await answer(scope, receive, send)
 
-    app.retrieve = retrieve
+    app.retrieve = straight
 
     async def health(_request: Request) -> Response:
         return _json({"status": "up"})
@@ -242,7 +247,7 @@ def create_app(open_it: OpenIndex, settings: ServerSettings | None = None) -> Fa
             return _unauthorised()
         return Response(service.metrics_text(), media_type="text/plain; version=0.0.4")
 
-    # For the other methods of /retrieve: 405.
+    # For the other methods of /retrieve (405), and for an application that is mounted below a path.
     app.router.routes.append(Route("/retrieve", retrieve, methods=["POST"]))
     for path, endpoint in (("/health", health), ("/ready", ready), ("/info", info), ("/metrics", metrics)):
         app.add_route(path, endpoint, methods=["GET"])
@@ -295,6 +300,12 @@ async def _read_body(receive: Receive, limit: int) -> bytes:
 def _refusal(status: int, message: str, *, field: str | None = None, retry: bool = False) -> Response:
     content = {"error": message} if field is None else {"error": message, "field": field}
     return _json(content, status, {"Retry-After": str(RETRY_AFTER_S)} if retry else None)
+
+
+def _reason(error: Exception) -> str:
+    """The message; with the error's name in front where it was not written for users."""
+    told = isinstance(error, (RuntimeError, OSError, ValueError)) and str(error)
+    return str(error) if told else f"{type(error).__name__}: {error}"
 
 
 def _unauthorised() -> Response:

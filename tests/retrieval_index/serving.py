@@ -44,8 +44,8 @@ class EchoRetriever:
 class Calls:
     """An application with its life-span running, called without a network."""
 
-    def __init__(self, app: Any) -> None:
-        self._app = app
+    def __init__(self, app: Any, root_path: str = "") -> None:
+        self.app, self._root_path = app, root_path
 
     async def __call__(
         self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
@@ -67,13 +67,13 @@ class Calls:
             "path": path,
             "raw_path": path.encode(),
             "query_string": b"",
-            "root_path": "",
+            "root_path": self._root_path,
             "scheme": "http",
             "headers": [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()],
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 2),
         }
-        await self._app(scope, receive, send)
+        await self.app(scope, receive, send)
         answer = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
         return sent[0]["status"], answer, b"".join(message.get("body", b"") for message in sent[1:])
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import importlib.abc
+import importlib.util
 import math
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -222,3 +224,32 @@ def test_matrix_and_passages_of_different_length_are_refused() -> None:
     matrix = merge_shards(lambda _: count_terms(["a", "b"], str.split, list), 1, k1=1.0, b=0.5)
     with pytest.raises(RetrievalError, match="2 rows but 1 passages"):
         BM25Index(matrix, PassageList([Passage("1", "", "a")]), PLAIN)
+
+
+class Nowhere(importlib.abc.SourceLoader):
+    """Loads a module's source under the name of a file that is not there, beside which nothing can be kept."""
+
+    def get_filename(self, fullname: str) -> str:
+        return "<nowhere>"
+
+    def get_data(self, path: str) -> bytes:
+        assert kernel_source.origin
+        return Path(kernel_source.origin).read_bytes()
+
+
+kernel_source = importlib.util.find_spec("retrieval_index.kernel")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not find_spec("numba"), reason="numba is not installed")
+def test_the_loop_runs_where_nothing_compiled_can_be_kept() -> None:
+    spec = importlib.util.spec_from_loader("kernel_from_nowhere", Nowhere())
+    assert spec and spec.loader
+    kernel = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(kernel)
+    # Terms 0, 1: passage 0 has 1.0, passage 2 has 2.0 and 0.5; the query asks for term 0 twice.
+    data, indices = np.array([1.0, 2.0, 0.5], np.float32), np.array([0, 2, 2], np.int32)
+    rows, scores, found = kernel.rank_queries(
+        np.array([0, 0, 1]), np.array([0, 3]), 3, data, indices, np.array([0, 2, 3]), 3
+    )
+    assert (found.tolist(), rows[0, :2].tolist(), scores[0, :2].tolist()) == ([2], [2, 0], [4.5, 2.0])

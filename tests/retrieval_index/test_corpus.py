@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import datetime
 import gzip
 import json
 import tracemalloc
@@ -244,6 +245,11 @@ def test_a_bad_row_of_parquet_is_named(tmp_path: Path) -> None:
     rows = [{"id": "a", "contents": "x"}, {"id": "b", "contents": "y"}, {"id": "a", "contents": "z"}]
     with pytest.raises(ValueError, match=r"c\.parquet, row 3: id a was used before, at row 1"):
         list(read_corpus(_write_parquet(tmp_path / "c.parquet", rows)))
+    with pytest.raises(ValueError, match=r"row 1: `id` is .*x"):
+        list(read_corpus(_write_parquet(tmp_path / "b.parquet", [{"id": b"x", "contents": "y"}])))
+    with pytest.raises(ValueError, match=r"row 1: `text` is .*2020"):
+        rows = [{"id": "a", "title": "", "text": datetime.date(2020, 1, 1)}]
+        list(read_corpus(_write_parquet(tmp_path / "b.parquet", rows)))
     (tmp_path / "d.parquet").write_bytes(b"PAR1 not really PAR1")
     with pytest.raises(ValueError, match=r"d\.parquet is not a parquet file"):
         list(read_corpus(tmp_path / "d.parquet"))
@@ -275,3 +281,10 @@ def test_a_data_set_becomes_a_corpus_file(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="row 2: `contents` is null"):
         fetch_dataset(str(folder), tmp_path / ("third" + name))
     assert not list(tmp_path.glob("third*"))
+
+
+def test_a_data_set_that_cannot_be_had_is_told_with_a_remedy(tmp_path: Path) -> None:
+    pytest.importorskip("datasets", reason="datasets is not installed")
+    with pytest.raises(OSError, match=r"the data set .*nowhere cannot be had .*; check its name"):
+        fetch_dataset(str(tmp_path / "nowhere"), tmp_path / "c.jsonl")
+    assert not list(tmp_path.glob("c.jsonl*"))

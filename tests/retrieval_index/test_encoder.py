@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrieval_index import Passage, RetrievalError
+from retrieval_index import Passage, RetrievalError, build_bm25, open_index
+from retrieval_index.compose import compose_rerank
 from retrieval_index.encoder import (
     ENCODERS,
     EncoderSpec,
@@ -179,6 +180,18 @@ def test_a_cross_encoder_scores_pairs_in_their_order(tiny: Path, tmp_path: Path)
     assert scorer.score(pairs) == pytest.approx(single, abs=1e-5)
     assert len(set(single)) == 3
     assert scorer.score([]) == []
+
+
+def test_a_reranked_index_finds_its_model_from_any_working_directory(
+    tiny: Path, tmp_path: Path, write_corpus, monkeypatch
+) -> None:
+    part = build_bm25(write_corpus(["red kite", "red sea"]), tmp_path / "part").path
+    (tmp_path / "model").symlink_to(tiny)
+    monkeypatch.chdir(tmp_path)
+    compose_rerank("best", part, model="model")
+    monkeypatch.chdir("/")
+    [hits] = open_index(tmp_path / "best", encoder_device="cpu").search(["red"], 2)
+    assert {hit.passage.id for hit in hits} == {"0", "1"}
 
 
 def test_minilm_tells_meanings_apart() -> None:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -158,3 +161,58 @@ def test_something_else_in_the_place_is_left_alone(tmp_path: Path, parts: list[P
         compose_hybrid(tmp_path / "thesis", parts)
     with pytest.raises(RetrievalError, match="part of itself"):
         compose_rerank(parts[0], parts[0])
+
+
+def test_a_directory_of_a_model_is_named_relative_to_the_index(tmp_path: Path, parts: list[Path], monkeypatch) -> None:
+    model = tmp_path / "models" / "mine"
+    model.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    made = compose_rerank("best", parts[0], model="models/mine", depth=3)
+    assert made.parameters["model_path"] == "../models/mine"
+    model.rename(tmp_path / "elsewhere")
+    with pytest.raises(RetrievalError, match=r"cross-encoder .*/models/mine of .*best is not there"):
+        open_index(tmp_path / "best")
+    assert ids(open_index(tmp_path / "best", scorer=LongestFirst()).search(["red"], 9)[0]) == ["2", "1", "0"]
+
+
+@pytest.mark.parametrize("model", ["./mine", "/models/mine", "a/b/c", ""])
+def test_a_model_that_can_only_be_a_missing_directory_is_refused(tmp_path: Path, parts: list[Path], model: str) -> None:
+    with pytest.raises(ValueError, match="neither a directory nor a name of the hub"):
+        compose_rerank(tmp_path / "best", parts[0], model=model)
+    assert not (tmp_path / "best").exists()
+
+
+def test_names_of_models_are_kept_as_they_are(tmp_path: Path, parts: list[Path]) -> None:
+    for model in ("minilm", "cross-encoder/ms-marco-MiniLM-L6-v2", "some_model.v2"):
+        assert compose_rerank(tmp_path / "best", parts[0], model=model).parameters["model"] == model
+
+
+def test_a_library_that_is_there_but_broken_is_told_from_one_that_is_missing(tmp_path: Path) -> None:
+    for name, text in (("torch", ""), ("sentence_transformers", "from collections import what_it_lacks")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(text)
+    code = """
+from retrieval_index.encoder import TransformerEncoder, encoder_spec
+from retrieval_index.rerank import CrossEncoderScorer
+for make in (CrossEncoderScorer, lambda **options: TransformerEncoder(encoder_spec("minilm"), **options)):
+    try:
+        make(device="cpu", dtype="float32")
+    except RuntimeError as error:
+        print(error)
+"""
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).resolve().parents[2])])
+
+    def told() -> list[str]:
+        environment = {**os.environ, "PYTHONPATH": path}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        return done.stdout.splitlines()
+
+    broken = told()
+    assert len(broken) == 2
+    assert all("cannot import name 'what_it_lacks'" in line for line in broken)
+    (tmp_path / "torch" / "__init__.py").write_text("raise ModuleNotFoundError('', name='torch')")
+    missing = told()
+    assert missing == [
+        "re-ranking needs sentence-transformers: pip install 'sorl[dense]'",
+        "dense retrieval needs PyTorch: pip install 'sorl[dense]'",
+    ]

@@ -134,6 +134,76 @@ def test_an_index_that_cannot_be_opened_says_why() -> None:
     assert b"passages.jsonl is missing" in with_app(app, work, ready=False)
 
 
+@pytest.mark.parametrize("error", [RuntimeError("re-ranking needs it"), KeyError("depth")])
+def test_whatever_keeps_an_index_from_opening_is_told(error: Exception) -> None:
+    def broken() -> Any:
+        raise error
+
+    app = create_app(broken)
+
+    async def work(call: Calls) -> bytes:
+        while app.state.failed() is None:
+            await asyncio.sleep(0.005)
+        return (await call("GET", "/ready"))[2]
+
+    told = json.loads(with_app(app, work, ready=False))["error"]
+    assert told == ("re-ranking needs it" if isinstance(error, RuntimeError) else "KeyError: 'depth'")
+
+
+def test_a_swap_that_fails_for_whatever_reason_keeps_the_old_index() -> None:
+    faults: list[Exception] = []
+
+    def open_it() -> Any:
+        if faults:
+            raise faults[0]
+        return EchoRetriever().open()
+
+    app = create_app(open_it)
+
+    async def work(call: Calls) -> int:
+        faults.append(KeyError("kind"))
+        assert await asyncio.wrap_future(app.state.swap_soon()) is None
+        return (await call("POST", "/retrieve", b'{"queries": ["a"]}'))[0]
+
+    assert with_app(app, work) == 200
+
+
+def test_below_the_path_of_another_application_it_answers_the_same() -> None:
+    # In ASGI the path holds the prefix and root_path names it.
+    body, refused = b'{"queries": ["a"], "topk": 1}', b'{"queries": [1]}'
+
+    async def work(call: Calls) -> list[Any]:
+        below = Calls(call.app, root_path="/search")
+        assert await below("POST", "/search/retrieve", body) == await call("POST", "/retrieve", body)
+        asked = [("POST", "retrieve", refused), ("GET", "retrieve", b""), ("GET", "ready", b""), ("POST", "other", b"")]
+        return [(await below(method, f"/search/{path}", sent))[0] for method, path, sent in asked]
+
+    assert with_app(app_of(), work) == [422, 405, 200, 404]
+    assert with_app(app_of(token="secret"), lambda call: call("POST", "/retrieve", body))[0] == 401
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "OPTIONS"])
+def test_other_methods_are_not_allowed(method: str) -> None:
+    status, headers, _ = with_app(app_of(), lambda call: call(method, "/retrieve"))
+    assert (status, headers["allow"]) == (405, "POST")
+
+
+def test_a_request_that_a_stop_cuts_off_is_503() -> None:
+    gate = threading.Event()
+
+    async def work(call: Calls) -> tuple[int, str]:
+        task = asyncio.ensure_future(call("POST", "/retrieve", b'{"queries": ["a"]}'))
+        while not echo.batches:
+            await asyncio.sleep(0.005)
+        task.cancel()
+        status, headers, _ = await task
+        gate.set()
+        return status, headers["retry-after"]
+
+    echo = EchoRetriever(gate=gate)
+    assert with_app(app_of(echo), work) == (503, "1")
+
+
 @pytest.mark.parametrize("trouble", ["fail", "crash"])
 def test_a_search_that_fails_is_503_and_nobody_elses_problem(trouble: str) -> None:
     async def work(call: Calls) -> list[int]:
