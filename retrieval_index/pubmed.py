@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import html
 import os
 import re
 import zlib
@@ -36,6 +37,7 @@ class Citation:
     pmid: int
     title: str
     abstract: str  # sections in order, each with its label: "METHODS: ..."
+    version: int = 1  # of the PMID; a few journals publish several of one article
 
     def passage(self) -> Passage:
         """The citation as a passage; its id is the PMID."""
@@ -167,6 +169,7 @@ class _Parser:
         self._ready: list[Citation | list[int]] = []
         self._stack: list[str] = []
         self._pmid: str | None = None
+        self._version = 1
         self._title = self._vernacular = ""
         self._sections: list[tuple[str, str]] = []
         self._label = ""
@@ -181,6 +184,7 @@ class _Parser:
         parser.EndElementHandler = self._end
         parser.CharacterDataHandler = self._data
         parser.EntityDeclHandler = self._refuse_entity
+        parser.SkippedEntityHandler = self._skipped_entity
         self._parser = parser
         while piece := file.read(1 << 18):
             parser.Parse(piece, False)
@@ -195,6 +199,10 @@ class _Parser:
     def _refuse_entity(self, name: str, *_rest: Any) -> None:
         raise ValueError(f"{self._path}, line {self._parser.CurrentLineNumber}: declares the entity {name}; refused")
 
+    def _skipped_entity(self, name: str, _is_parameter: bool) -> None:
+        """One that the DTD, which is not read, would declare: HTML's names are known, others stay as written."""
+        self._data(html.unescape(f"&{name};"))
+
     def _start(self, name: str, attributes: dict[str, str]) -> None:
         parent = self._stack[-1] if self._stack else ""
         self._stack.append(name)
@@ -207,6 +215,9 @@ class _Parser:
         wanted |= name == "PMID" and parent in ("MedlineCitation", "DeleteCitation")
         if wanted:
             self._label = attributes.get("Label", "").strip()
+            if parent == "MedlineCitation":
+                version = attributes.get("Version", "")
+                self._version = int(version) if version.isdecimal() else 1
             self._text, self._text_depth = [], len(self._stack)
 
     def _data(self, text: str) -> None:
@@ -244,7 +255,7 @@ class _Parser:
         if title.startswith("[") and title.rstrip(".").endswith("]"):
             title = title.rstrip(".")[1:-1]
         labelled = [f"{label}: {text}" if label and label != "UNLABELLED" else text for label, text in self._sections]
-        return Citation(pmid, title, " ".join(labelled))
+        return Citation(pmid, title, " ".join(labelled), self._version)
 
     def _number(self, text: str) -> int:
         if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 31):
@@ -262,9 +273,11 @@ def _write_part(source: Path, part: Path, note: Path, seen: _Seen) -> None:
         if isinstance(item, list):
             deleted.update(item)
         else:
-            repeated += item.pmid in newest
-            newest.pop(item.pmid, None)  # the later one takes the later place
-            newest[item.pmid] = item
+            earlier = newest.get(item.pmid)
+            repeated += earlier is not None
+            if earlier is None or item.version >= earlier.version:
+                newest.pop(item.pmid, None)  # the later one takes the later place
+                newest[item.pmid] = item
     own = np.fromiter(newest, np.int64, len(newest))
     stale = set(own[seen.holds(own)].tolist())
     kept, empty = [], 0
