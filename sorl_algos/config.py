@@ -305,6 +305,11 @@ class TrainConfig:
             raise ValueError(f"lr_final_share is {self.lr_final_share}; it is a share of lr, between 0 and 1")
         if self.kl_target is not None and not (self.kl_reward_coef or self.kl_loss_coef):
             raise ValueError("kl_target steers the KL's coefficients, and both are 0; give --kl-reward-coef a start")
+        if self.kl_target is not None and self.kl_horizon_episodes < self.episodes_per_update:
+            raise ValueError(
+                f"kl_horizon_episodes ({self.kl_horizon_episodes}) must be at least the {self.episodes_per_update} "
+                "episodes of an update: within one the coefficient may change by 20 % at most"
+            )
         if self.correction != "none" and self.old_logprobs == "engine":
             raise ValueError(
                 f"correction {self.correction!r} weighs the trainer's log-probabilities against the engine's, and "

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sorl_algos.batch import Batch
+from sorl_algos.distributed import all_sum
 from sorl_algos.losses.corrections import effective_sample_size, mismatch_by_turn
 from sorl_algos.losses.policy import LossOutput, clip_fractions
 from sorl_algos.losses.segments import RATIO_LEVELS, masked, token_log_ratio
 from sorl_algos.losses.value import explained_variance
-from sorl_env.trajectory import Trajectory, Turn
+from sorl_env.trajectory import Trajectory
 
 TURN_SLOTS = 8
 NGRAM = 4
@@ -31,11 +33,13 @@ _WRITTEN_BY_ENVIRONMENT = ("information", "tool_response")
 # Rollouts
 
 
-def rollout_metrics(trajectories: Sequence[Trajectory], kept: Sequence[Trajectory]) -> dict[str, float]:
-    """Means over the episodes of a rollout batch (those kept for training), and how many were dropped.
+def rollout_metrics(
+    trajectories: Sequence[Trajectory], kept: Sequence[Trajectory], device: torch.device | str = "cpu"
+) -> dict[str, float]:
+    """Means over the episodes of a rollout batch (those kept for training), and how many were dropped, of all ranks.
 
     Rates of validity, tags and loops are shares of all turns; ``tag_fault_rate`` counts turns with any fault of
-    `tag_faults` or without a valid action.
+    `tag_faults` or without a valid action. ``device``: where ranks meet.
     """
     turns = [(min(number, TURN_SLOTS - 1), turn) for item in kept for number, turn in enumerate(item.turns)]
     kinds = [note["action_kind"] for item in kept for note in item.info["turns"]]
@@ -46,37 +50,46 @@ def rollout_metrics(trajectories: Sequence[Trajectory], kept: Sequence[Trajector
         share > 0.5 and len(turn.action_ids) >= LOOP_TOKENS for share, (_, turn) in zip(repeated, turns, strict=True)
     ]
     wrong = [bool(found) or not good for found, good in zip(faults, valid, strict=True)]
-    episodes, count = max(len(kept), 1), max(len(turns), 1)
     lengths = [len(turn.action_ids) for _, turn in turns]
-    return {
-        "reward_mean": sum(turn.reward for _, turn in turns) / episodes,
-        "em_train": sum(item.info["scores"].get("exact_match", 0.0) for item in kept) / episodes,
-        "searches_mean": sum(item.info["searches"] for item in kept) / episodes,
-        "turns_mean": len(turns) / episodes,
-        "response_tokens_mean": sum(lengths) / episodes,
-        "valid_action_rate": sum(valid) / count,
-        "tag_fault_rate": sum(wrong) / count,
-        "tag_unbalanced_rate": sum("unbalanced" in found for found in faults) / count,
-        "tag_repeated_rate": sum("repeated" in found for found in faults) / count,
-        "tag_forged_rate": sum("forged" in found for found in faults) / count,
-        "loop_rate": sum(loops) / count,
-        "repetition_mean": sum(repeated) / count,
-        "cut_rate": sum(turn.truncated for _, turn in turns) / count,
-        "truncated_rate": sum(item.stop != "answered" for item in kept) / episodes,
-        "dropped_episodes": float(len(trajectories) - len(kept)),
-        "tokens": float(sum(len(turn.action_ids) + len(turn.observation_ids) for _, turn in turns)),
-        **_by_turn("response_tokens", turns, lengths),
-        **_by_turn("valid_action_rate", turns, valid),
-        **_by_turn("tag_fault_rate", turns, wrong),
+    of_episodes = {
+        "reward_mean": sum(turn.reward for _, turn in turns),
+        "em_train": sum(item.info["scores"].get("exact_match", 0.0) for item in kept),
+        "searches_mean": sum(item.info["searches"] for item in kept),
+        "turns_mean": len(turns),
+        "response_tokens_mean": sum(lengths),
+        "truncated_rate": sum(item.stop != "answered" for item in kept),
     }
-
-
-def _by_turn(name: str, turns: Sequence[tuple[int, Turn]], values: Sequence[float]) -> dict[str, float]:
-    """Mean of one number of each turn, by turn index."""
-    of_slot: dict[int, list[float]] = {}
-    for (slot, _), value in zip(turns, values, strict=True):
-        of_slot.setdefault(slot, []).append(value)
-    return {f"{name}_turn/{slot}": sum(found) / len(found) for slot, found in sorted(of_slot.items())}
+    of_turns = {
+        "valid_action_rate": sum(valid),
+        "tag_fault_rate": sum(wrong),
+        "tag_unbalanced_rate": sum("unbalanced" in found for found in faults),
+        "tag_repeated_rate": sum("repeated" in found for found in faults),
+        "tag_forged_rate": sum("forged" in found for found in faults),
+        "loop_rate": sum(loops),
+        "repetition_mean": sum(repeated),
+        "cut_rate": sum(turn.truncated for _, turn in turns),
+    }
+    plain = {
+        "dropped_episodes": len(trajectories) - len(kept),
+        "tokens": sum(len(turn.action_ids) + len(turn.observation_ids) for _, turn in turns),
+    }
+    by_turn: dict[str, Sequence[float]] = {
+        "response_tokens": lengths, "valid_action_rate": valid, "tag_fault_rate": wrong
+    }  # fmt: skip
+    slots = [[0.0] * TURN_SLOTS for _ in range(1 + len(by_turn))]
+    for place, (slot, _) in enumerate(turns):
+        for row, value in zip(slots, (1, *(of[place] for of in by_turn.values())), strict=True):
+            row[slot] += value
+    single = [len(kept), len(turns), *of_episodes.values(), *of_turns.values(), *plain.values()]
+    sums = torch.tensor([*single, *chain(*slots)], dtype=torch.float64, device=device)
+    episodes, count, *rest = all_sum(sums).tolist()
+    names = [*of_episodes, *of_turns, *plain]
+    divisors = [max(episodes, 1)] * len(of_episodes) + [max(count, 1)] * len(of_turns) + [1] * len(plain)
+    found = {name: value / over for name, value, over in zip(names, rest, divisors, strict=False)}
+    there, *columns = (rest[start : start + TURN_SLOTS] for start in range(len(names), len(rest), TURN_SLOTS))
+    for name, column in zip(by_turn, columns, strict=True):
+        found |= {f"{name}_turn/{slot}": value / there[slot] for slot, value in enumerate(column) if there[slot]}
+    return found
 
 
 def tag_faults(text: str) -> frozenset[str]:

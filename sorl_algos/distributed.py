@@ -51,3 +51,35 @@ def global_counts(minibatch: Batch) -> Counts:
     own = counts_of(minibatch.loss_mask, minibatch.turn_ids)
     total = all_sum(torch.stack([torch.as_tensor(x) for x in (own.tokens, own.turns, own.sequences)]))
     return Counts(*total.unbind())
+
+
+_LOGGED = ("old_logp", "ref_logp", "values", "advantages", "raw_advantages", "returns")
+
+
+def actions_of_all_ranks(batch: Batch, entropy: Tensor) -> tuple[Batch, Tensor]:
+    """The action tokens of all ranks' batches, for the log: one row ``(1, N)`` and its entropies, on every rank.
+
+    What does not belong to one token is empty in it. Without a process group the batch comes back as it is.
+    """
+    if world_size() == 1:
+        return batch, entropy
+    names = [name for name in _LOGGED if getattr(batch, name) is not None]
+    tensors = [batch.loss_mask, batch.turn_ids, batch.rollout_logp, entropy, *(getattr(batch, name) for name in names)]
+    own = torch.stack([tensor[batch.loss_mask].to(entropy.dtype) for tensor in tensors])  # the first row: all ones
+    longest = agreed_maximum(own.shape[1], own.device)
+    own = torch.nn.functional.pad(own, (0, longest - own.shape[1]))
+    found = [torch.empty_like(own) for _ in range(world_size())]
+    dist.all_gather(found, own)
+    together = torch.cat(found, dim=1)
+    on, turn_ids, rollout_logp, entropies, *rest = together[:, together[0] > 0].unsqueeze(1).unbind()
+    nothing = torch.zeros_like(on)
+    row = Batch(
+        token_ids=nothing.long(),
+        attention_mask=on.bool(),
+        loss_mask=on.bool(),
+        turn_ids=turn_ids.long(),
+        rewards=nothing,
+        rollout_logp=rollout_logp,
+        group_ids=nothing.sum(1).long(),
+    )
+    return row.replace(**dict(zip(names, rest, strict=True))), entropies

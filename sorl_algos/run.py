@@ -219,8 +219,9 @@ class Run:
         """Greedy scores on the dev questions, for the curve and the best checkpoint. Each rank plays its share."""
         questions = list(self.dev_questions.sample_by_hash(self.config.eval_limit))
         own = questions[rank() :: world_size()] or questions[:1]
-        means = self._evaluate(EvalSet("dev", own), own, temperature=0.0).means()
-        sums = torch.tensor([len(own), *(len(own) * value for value in means.values())], dtype=torch.float64)
+        found = self._evaluate(EvalSet("dev", own), own, temperature=0.0)
+        means, played = found.means(), found.n if rank() < len(questions) else 0  # a rank too many counts nothing
+        sums = torch.tensor([played, *(played * value for value in means.values())], dtype=torch.float64)
         total, *values = all_sum(sums.to(self.learner.accelerator.device)).tolist()
         return {name: value / total for name, value in zip(means, values, strict=True)}
 

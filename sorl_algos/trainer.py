@@ -16,7 +16,15 @@ from sorl_algos.batch import Batch, collate
 from sorl_algos.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from sorl_algos.config import TrainConfig
 from sorl_algos.diagnostics import rollout_metrics, update_metrics, update_sums
-from sorl_algos.distributed import agreed_maximum, all_sum, any_rank, global_counts, rank, world_size
+from sorl_algos.distributed import (
+    actions_of_all_ranks,
+    agreed_maximum,
+    all_sum,
+    any_rank,
+    global_counts,
+    rank,
+    world_size,
+)
 from sorl_algos.interrupts import interrupt_after_update
 from sorl_algos.learner import Learner, set_learning_rates
 from sorl_algos.losses.kl import adapted_coefficient, k1, kl_per_token
@@ -100,6 +108,7 @@ def train(
                 microbatch_tokens=config.microbatch_tokens,
                 temperature=config.temperature,
             )
+            scored = batch.old_logp  # the trainer's own, whatever the ratio is taken to
             if config.old_logprobs == "engine":
                 batch = batch.replace(old_logp=batch.rollout_logp)
             batch = estimate_advantages(batch, learner.algorithm, config, kl_scale=learner.kl_scale)
@@ -118,8 +127,8 @@ def train(
                 if went_too_far(sums, config.max_pass_kl):
                     break
             metrics = {
-                **rollout_metrics(trajectories, kept),
-                **update_metrics(batch, entropy, totals),
+                **rollout_metrics(trajectories, kept, device),
+                **update_metrics(*actions_of_all_ranks(batch.replace(old_logp=scored), entropy), totals),
                 **{name: float(value) for name, value in correction.items()},
                 "lr": learner.policy_optimizer.param_groups[0]["lr"],
                 **(source_metrics() if source_metrics is not None else {}),
@@ -129,7 +138,7 @@ def train(
             if config.max_pass_kl is not None:
                 metrics["passes"] = number + 1
             if config.kl_target is not None:
-                learner.kl_scale = steer_kl(learner.kl_scale, batch, config)
+                learner.kl_scale = steer_kl(learner.kl_scale, batch.replace(old_logp=scored), config)
                 metrics["kl_scale"] = state["kl_scale"] = learner.kl_scale
             done = update + 1
             if evaluate is not None and (done % config.eval_every == 0 or done == config.updates):
@@ -290,7 +299,9 @@ def micro_loss(
             return policy_terms(learner, logp, rows, kept_counts or counts)[2]
 
         sums = {**out.metrics}
-        if (own := normaliser.gather(out, scores.logp, micro, loss, excess, excess_again)) is not None:
+        # a factor of the micro-batch inside the loss would be another one for some of its rows
+        again = None if algorithm.scales_loss and algorithm.scope == "microbatch" else excess_again
+        if (own := normaliser.gather(out, scores.logp, micro, loss, excess, again)) is not None:
             loss = loss * own[0]
             sums |= {"sum_factor": own[0], "factors": torch.ones_like(own[0]), "max_rho": own[1]}
         sums["policy_loss"] = loss.detach()

@@ -79,7 +79,9 @@ def run(name: str, run_dir: Path, part: int, parts: int, sharding: Any) -> dict[
     for parameter in policy.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     learner = make_learner(config, policy.double(), critic=critic and critic.double())
-    train(config, learner, UnlikeSource(part, parts), pad_id=0)
+    logged: list[dict[str, float]] = []
+    train(config, learner, UnlikeSource(part, parts), pad_id=0, on_update=lambda _, line: logged.append(line))
+    Path(f"{run_dir}.{part}.json").write_text(json.dumps(logged))
     return {
         f"{kind}.{key}": whole(value.detach()).clone()
         for kind, module in learner.modules().items()

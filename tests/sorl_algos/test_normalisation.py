@@ -259,3 +259,24 @@ def test_the_norm_of_the_clipping_bias_can_be_measured_for_any_algorithm(tmp_pat
         assert ("factor" in report) == bool(settings), "measuring changes nothing"
         norms.append(report["excess_norm"])
     assert norms[0] > 0 and torch.equal(norms[0], norms[1])
+
+
+def test_the_measured_norm_takes_one_factor_for_the_microbatch(tmp_path: Path, make_model: Any) -> None:
+    """Three of eight rows are clipped: a forward of these alone would scale their excess by a factor of their own."""
+    norms = []
+    for scope in ("microbatch", "minibatch"):
+        learner = learner_for(tmp_path, make_model, algorithm="s_ppo", scope=scope, threshold=1e-3)
+        calm, moved = off_policy(learner, spread=0.0), off_policy(learner).old_logp
+        assert calm.old_logp is not None and moved is not None
+        old_logp = calm.old_logp.clone()
+        old_logp[[2, 5, 6]] = moved[[2, 5, 6]]
+        batch = calm.replace(old_logp=old_logp)
+        counts = counts_of(batch.loss_mask, batch.turn_ids)
+        normaliser = ClipNormaliser(
+            learner.algorithm, learner.policy_parameters, clip_low=0.2, clip_high=0.2, measure=True
+        )
+        micro_loss(learner, batch, counts, normaliser, only_critic=False)
+        norms.append(normaliser.scale_gradients())
+    factor = float(norms[1]["factor"])
+    assert 0 < factor < 1
+    assert float(norms[0]["excess_norm"]) == pytest.approx(factor * float(norms[1]["excess_norm"]), rel=1e-5)

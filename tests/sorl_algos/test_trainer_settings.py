@@ -115,6 +115,24 @@ def test_the_adaptive_kl_follows_its_equation_and_goes_with_the_checkpoint(make_
     assert learner.kl_scale == pytest.approx(scale, rel=1e-5) and scale != 1.0
 
 
+def test_the_adaptive_kl_cannot_turn_its_sign(tmp_path: Path) -> None:
+    """8 episodes an update: over a horizon of 1 the factor could be 1 - 0.2 x 8, a reward for leaving the reference."""
+    with pytest.raises(ValueError, match="kl_horizon_episodes"):
+        small_config(tmp_path, kl_loss_coef=0.1, kl_target=0.05, kl_horizon_episodes=1)
+
+
+def test_the_mismatch_is_reported_when_the_ratio_is_taken_to_the_engine(make_model: Any, tmp_path: Path) -> None:
+    """`made_up` episodes carry log-probabilities that no model gave: the same mismatch is seen either way."""
+    seen = []
+    for old_logprobs in ("trainer", "engine"):
+        place = tmp_path / old_logprobs
+        learner = learner_of(place, make_model, updates=1, old_logprobs=old_logprobs)
+        train(learner.config, learner, ReplaySource([made_up(8, seed=1)]), pad_id=0)
+        seen.append(read_metrics(place / "metrics.jsonl")[0])
+    assert seen[0]["mismatch_kl"] == seen[1]["mismatch_kl"] > 0.01
+    assert seen[0]["mismatch_ratio_max_turn/0"] == seen[1]["mismatch_ratio_max_turn/0"]
+
+
 def test_passes_end_early_by_kl(make_model: Any, tmp_path: Path) -> None:
     """A limit below any KL allows one pass, one above it all; in between it depends on the pass."""
     seen = {}
