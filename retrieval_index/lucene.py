@@ -21,6 +21,7 @@ import re
 import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from itertools import chain
@@ -177,12 +178,17 @@ class _LuceneBuilder:
         try:
             # One thread: segments then follow the corpus.
             indexer = java.autoclass("io.anserini.index.SimpleIndexer")(os.fspath(folder), False, 1)
-            for start in range(0, total, _BLOCK):
-                block = java.autoclass("java.util.ArrayList")()
-                for row in range(start, min(start + _BLOCK, total)):
-                    block.add(dumps({"id": f"{row:010d}", "contents": indexed_text(store[row])}))
-                indexer.addRawDocuments(block.toArray())
-                tell("add", min(start + _BLOCK, total), total)
+            try:
+                for start in range(0, total, _BLOCK):
+                    block = java.autoclass("java.util.ArrayList")()
+                    for row in range(start, min(start + _BLOCK, total)):
+                        block.add(dumps({"id": f"{row:010d}", "contents": indexed_text(store[row])}))
+                    indexer.addRawDocuments(block.toArray())
+                    tell("add", min(start + _BLOCK, total), total)
+            except BaseException:
+                with suppress(java.JavaException):  # an open one would lock the folder for the rest of this process
+                    indexer.close()
+                raise
             indexer.close()
         except java.JavaException as error:
             raise RetrievalError(f"Lucene could not index {partial / TEXT_FILE}: {error}") from error

@@ -160,3 +160,19 @@ def test_scores_are_those_of_the_formula(index) -> None:
     # idf = ln(1 + (4 - 1 + 0.5) / (1 + 0.5)), tf = 1, length = mean length
     [[hit]] = index.search(["kite"], 1)
     assert hit.score == pytest.approx(log(1 + 3.5 / 1.5) / 1.9, abs=1e-4)
+
+
+@needs_lucene
+def test_an_interrupted_build_keeps_its_passages_and_begins_lucenes_part_anew(tmp_path: Path, write_corpus) -> None:
+    corpus = write_corpus(["red kite", "blue sea", "red sea"])
+
+    def interrupt(stage: str, _done: int, _total: int) -> None:
+        if stage == "add":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_lucene(corpus, tmp_path / "index", shard_rows=2, progress=interrupt)
+    done = build_lucene(corpus, tmp_path / "index", shard_rows=2)  # in the same process, hence in the same JVM
+    assert done.resumed_shards == 2
+    [hits] = open_index(done.path, verify=True).search(["sea"], 5)
+    assert [hit.passage.id for hit in hits] == ["1", "2"]
