@@ -56,7 +56,8 @@ def test_two_ranks_with_unlike_shares_equal_one(name: str, folder: Path, tmp_pat
             assert line.keys() == one.keys() and line["grad_norm"] > 0
             for metric in line.keys() - {"time_rollout_s", "time_update_s"}:
                 assert line[metric] == other_rank[metric], f"{metric}: the alarm of each rank judges the same"
-                assert line[metric] == pytest.approx(one[metric], rel=1e-5, abs=1e-7), metric
+                off = torch.tensor((line[metric] - one[metric]) / max(abs(one[metric]), 1e-2))
+                same(f"metrics of unlike shares, {sharding} (relative)", off, 0.0, tolerance=1e-5)
         assert logged[1]["dropped_episodes"] == EPISODES // 2
 
 
