@@ -8,14 +8,17 @@ ever turned into a hit. Only the standard library is used.
 from __future__ import annotations
 
 import http.client
+import io
 import json
 import os
 import random
+import socket
 import ssl
 import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
@@ -249,15 +252,11 @@ class RetrieverClient:
         self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None, deadline: float
     ) -> tuple[http.client.HTTPResponse, bytes]:
         connection.request(method, self._path + path, body, self._headers)
+        connection.response_class = partial(_Response, deadline=deadline)  # type: ignore[assignment]
         response = connection.getresponse()
         pieces = []
         while piece := response.read1(1 << 20):
             pieces.append(piece)
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError(f"the answer took longer than {self._timeout_s:g} s")
-            if connection.sock is not None:
-                connection.sock.settimeout(left)
         response.close()  # of the answer, not of the connection
         content = b"".join(pieces)
         length = response.headers.get("Content-Length")
@@ -282,6 +281,35 @@ class RetrieverClient:
         if connection.sock is not None:
             connection.sock.settimeout(self._timeout_s)
         return connection, True
+
+
+class _Response(http.client.HTTPResponse):
+    """An answer that must have arrived by a deadline, its head too: a server can send bytes for ever."""
+
+    def __init__(self, sock: socket.socket, *args: Any, deadline: float, **options: Any) -> None:
+        super().__init__(sock, *args, **options)
+        self.fp = io.BufferedReader(_Timed(self.fp.detach(), sock, deadline))  # type: ignore[arg-type]
+
+
+class _Timed(io.RawIOBase):
+    """The bytes of a socket until a deadline (of time.monotonic())."""
+
+    def __init__(self, raw: io.RawIOBase, sock: socket.socket, deadline: float) -> None:
+        self._raw, self._sock, self._deadline = raw, sock, deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the answer took too long")
+        self._sock.settimeout(left)
+        return self._raw.readinto(buffer)  # type: ignore[attr-defined, no-any-return]
+
+    def close(self) -> None:
+        self._raw.close()  # the socket counts on it
+        super().close()
 
 
 def _seconds(value: str | None) -> float:

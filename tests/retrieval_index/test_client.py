@@ -181,6 +181,14 @@ def test_a_restarting_server_is_waited_for() -> None:
         assert len(waits) == 2
 
 
+def drip_head(connection: socket.socket) -> None:
+    connection.sendall(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+    for _ in range(100):  # 2 s, never silent for as long as the client waits for a whole answer
+        connection.sendall(b"x")
+        time.sleep(0.02)
+    connection.sendall(b"\r\n\r\n")
+
+
 BROKEN = {
     "reset": reset,
     "hang up": hang_up,
@@ -191,6 +199,7 @@ BROKEN = {
     "an error as a 200": http(b'{"error": "out of memory"}'),
     "not HTTP": lambda connection: connection.sendall(b"SSH-2.0-OpenSSH\r\n\r\n"),
     "slow": drip,
+    "slow head": drip_head,
     "silent": lambda connection: time.sleep(1),
     "503": http(b"{}", "503 Service Unavailable"),
     "429": http(b"{}", "429 Too Many Requests"),
