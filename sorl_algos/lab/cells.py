@@ -181,7 +181,7 @@ def _tuning() -> list[Cell]:
     found = [
         Cell("ppo", "reuse4", seed, (("lr", lr), ("critic_lr", critic_lr), ("lam", lam)))
         for seed in range(2)
-        for lr in (1e-4, 2e-4, 4e-4)
+        for lr in (5e-5, 1e-4, 2e-4, 4e-4)
         for critic_lr, lam in ((5e-4, 1.0), (2e-3, 1.0), (5e-4, 0.95))
     ]
     return found
