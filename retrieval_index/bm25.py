@@ -36,8 +36,8 @@ MATRIX_FILES = {
 VOCABULARY_FILE = "vocab.index.json"
 PARAMETERS_FILE = "params.index.json"
 
-# Numba compiles for 5 to 7 s at a process's first search. Below this size numpy answers thousands of
-# queries a second and the wait does not pay (figures in docs/retrieval.md).
+# Numba compiles for some 3 s at a machine's first search, and takes 0.2 s in later processes. Below this
+# size numpy answers thousands of queries a second and the wait does not pay (docs/retrieval.md).
 NUMBA_PASSAGES = 50_000
 
 
