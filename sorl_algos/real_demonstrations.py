@@ -1,4 +1,4 @@
-"""Demonstrations on questions that nobody wrote queries for: the script searches, quotes what it read, and answers.
+"""Demonstrations on questions that nobody wrote queries for: the script searches, names what it read, and answers.
 
 A question is used where one of its known passages (``positive_ids``) is among the hits of a query made of the
 question's own words, and where the shown text of the passages holds an accepted answer. Everything else is left out.
@@ -23,7 +23,7 @@ _NOT_SEARCHED = frozenset(
     "can could what which who whom whose when where why how many much that this there it its their his her he she "
     "they you your i".split()
 )
-_HEADER = re.compile(r"Doc \d+\(Title: .*?\) |Doc \d+ |</?information>")
+_HEADER = re.compile(r"(?:\n|>)Doc \d+(?:\(Title: (?P<title>.*?)\))? (?=\S)")
 _UNKNOWN = "unknown"
 
 
@@ -58,38 +58,51 @@ def find_queries(questions: Sequence[Any], retriever: Any, *, top_k: int) -> dic
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Where an observation holds the answer: the answer as it stands there, and the words around it."""
+    """Where an observation holds the answer: the answer as it stands there, and the passage's title ("": none)."""
 
     answer: str
-    evidence: str
+    title: str
 
 
-def read(observation: str, question: str, answers: Iterable[str], *, around: int = 5) -> Reading | None:
+def read(observation: str, question: str, answers: Iterable[str]) -> Reading | None:
     """The place with an accepted answer whose sentence shares most words with the question; None: there is none.
+
+    Long answers are left out, and "yes" and "no", which no place in a passage gives.
 
     Args:
         observation: passages as the environment shows them.
-        around: words quoted on each side of the answer, within its sentence.
     """
+    answers = [a for a in answers if len(a.split()) <= LONGEST_ANSWER_WORDS and a.lower() not in ("yes", "no")]
     asked = {word.lower() for word in keywords(question).split()}
     best: tuple[int, Reading] | None = None
-    for sentence in re.split(r"(?<=[.!?]) |\n", _HEADER.sub("\n", observation)):
-        shared = len(asked & {word.lower() for word in re.findall(r"\w[\w'’.-]*\w|\w", sentence)})
-        for answer in answers:
-            if len(answer.split()) > LONGEST_ANSWER_WORDS:
-                continue
-            match = re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", sentence, re.IGNORECASE)
-            if match and (best is None or shared > best[0]):
-                before = sentence[: match.start()].split(" ")[-around - 1 :]
-                after = sentence[match.end() :].split(" ")[: around + 1]
-                evidence = (" ".join(before) + match.group() + " ".join(after)).strip()
-                best = shared, Reading(match.group(), evidence)
+    for title, text in _passages(observation):
+        for sentence in re.split(r"(?<=[.!?]) |\n", text):
+            shared = len(asked & {word.lower() for word in re.findall(r"\w[\w'’.-]*\w|\w", sentence)})
+            for answer in answers:
+                match = re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", sentence, re.IGNORECASE)
+                if match and (best is None or shared > best[0]):
+                    best = shared, Reading(match.group(), title)
     return best[1] if best else None
+
+
+def _passages(observation: str) -> list[tuple[str, str]]:
+    """Title and text of each passage of an observation."""
+    starts = list(_HEADER.finditer(observation))
+    ends = [start.start() for start in starts[1:]] + [len(observation)]
+    return [
+        (start["title"] or "", observation[start.end() : end].replace("</information>", ""))
+        for start, end in zip(starts, ends, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
 class ReadingScript:
-    """Searches once with the question's query, then quotes the evidence and gives the answer as it stands there."""
+    """Searches once with the question's query, then names the passage and gives the answer as it stands there.
+
+    The step between names passage and answer and quotes no more. A causal model knows of a token of the passage what
+    stands before it (the question, and the sentence so far), so it can find where an answer begins; where a quotation
+    around the answer begins it cannot.
+    """
 
     queries: Mapping[str, str]
 
@@ -99,7 +112,8 @@ class ReadingScript:
         found = read(observation, question.text, question.answers)
         if found is None:
             return answer_text(_UNKNOWN)
-        return f"<think>It says: {found.evidence}</think>{answer_text(found.answer)}"
+        where = found.title or "the passage"
+        return f"<think>According to {where}, it is {found.answer}.</think>{answer_text(found.answer)}"
 
 
 def real_demonstrations(

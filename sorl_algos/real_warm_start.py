@@ -28,7 +28,7 @@ from sorl_env.trajectory import write_jsonl
 
 @dataclass(frozen=True)
 class WarmStartConfig:
-    """Settings; the defaults suit a 135 M model on one CPU core (about a quarter of an hour)."""
+    """Settings; the defaults suit a 135 M model on one CPU core (about half an hour)."""
 
     run_dir: Path = Path("runs/smollm2_warm")
     model: str = "smollm2"
@@ -42,12 +42,12 @@ class WarmStartConfig:
     max_observation_words: int = 90
     max_turn_tokens: int = 64
     max_total_tokens: int = 512
-    steps: int = 64
+    steps: int = 400
     batch_sequences: int = 8
-    lr: float = 1e-4
+    lr: float = 3e-4
     bfloat16: bool = True
     """Autocast the imitation to bfloat16; weights stay fp32."""
-    save_every: int = 16
+    save_every: int = 50
     zero_shot_limit: int = 32
     """Dev questions that the model as it comes plays; 0: none."""
     dev_limit: int = 64

@@ -84,21 +84,30 @@ ABLATIONS = tuple(name for name in ARMS if name not in ALGORITHMS)
 REGIMES: dict[str, Regime] = {
     regime.name: regime
     for regime in (
-        Regime("reuse1", "1 optimiser step a batch", steps=1, updates=100),
+        Regime("reuse1", "1 optimiser step a batch", steps=1, updates=100, changes={"eval_every": 4}),
         Regime("reuse4", "4 steps a batch", steps=4),
-        Regime("reuse16", "16 steps a batch", steps=16),
+        Regime("reuse16", "16 steps a batch", steps=16, changes={"eval_every": 3}),
         Regime("reuse64", "64 steps a batch", steps=64, updates=30),
-        Regime("reuse128", "128 steps a batch", steps=128, updates=20),
-        Regime("stale4", "rollouts of 4 updates ago", staleness=4),
-        Regime("stale16", "rollouts of 16 updates ago", staleness=16),
-        Regime("bfloat16", "the sampler rounds its weights to bfloat16", mismatch="bfloat16"),
-        Regime("noise", "the sampler's weights carry 2 % noise", mismatch="0.02"),
+        Regime("reuse128", "128 steps a batch", steps=128, updates=20, changes={"eval_every": 1}),
+        Regime("stale4", "rollouts of 4 updates ago", staleness=4, changes={"eval_every": 3}),
+        Regime("stale16", "rollouts of 16 updates ago", staleness=16, changes={"eval_every": 3}),
+        Regime(
+            "bfloat16",
+            "the sampler rounds its weights to bfloat16",
+            mismatch="bfloat16",
+            changes={"eval_every": 3},
+        ),
+        Regime("noise", "the sampler's weights carry 2 % noise", mismatch="0.02", changes={"eval_every": 3}),
     )
 }
 
-# Common to all cells, from the tuning grid: the best of token PPO at 4 steps a batch, then left alone.
+# Common to all cells. lr, critic_lr and lam are the best of token PPO at 4 steps a batch (grid "tuning"), frozen
+# before any other algorithm or regime was run.
 COMMON = TrainConfig(
     model="base",
+    lr=1e-4,
+    critic_lr=5e-4,
+    lam=0.95,
     prompt="short",
     max_searches=3,
     questions_per_update=EPISODES,

@@ -70,16 +70,24 @@ def test_the_answer_is_given_as_it_stands_in_the_passage() -> None:
     found = read(SHOWN, QUESTION.text, QUESTION.answers)
     assert found is not None
     assert found.answer == "John Elway"
-    assert found.evidence == "The record was held by John Elway, who was 38."
-    shorter = read(SHOWN, QUESTION.text, QUESTION.answers, around=2)
-    assert shorter is not None and shorter.evidence == "held by John Elway, who was"
+    assert found.title == "Super Bowl (game)"
 
 
-def test_the_sentence_nearest_to_the_question_is_quoted() -> None:
-    """38 stands in two sentences; the second shares "record" and "held" with the question."""
-    shown = "<information>Doc 1(Title: T) Room 38 was closed. The record held was 38 points.</information>"
+def test_the_sentence_nearest_to_the_question_is_taken() -> None:
+    """38 stands in two passages; the second shares "record" and "held" with the question."""
+    shown = "<information>Doc 1(Title: T) Room 38 was closed.\nDoc 2(Title: U) The record held was 38 points.</information>"
     found = read(shown, "What record was held?", ["38"])
-    assert found is not None and found.evidence == "The record held was 38 points."
+    assert found is not None and (found.answer, found.title) == ("38", "U")
+
+
+def test_yes_and_no_stand_nowhere() -> None:
+    assert read("<information>Doc 1(Title: T) There was no record.</information>", "Was there one?", ["no"]) is None
+
+
+def test_a_passage_without_title_is_called_the_passage() -> None:
+    script, rng = ReadingScript({"q1": "held record 38"}), random.Random(0)
+    shown = "<information>Doc 1 The record was held by John Elway.</information>"
+    assert script(QUESTION, shown, 1, rng).startswith("<think>According to the passage, it is John Elway.</think>")
 
 
 def test_part_of_a_word_is_no_answer_and_long_answers_are_left_out() -> None:
@@ -88,11 +96,11 @@ def test_part_of_a_word_is_no_answer_and_long_answers_are_left_out() -> None:
     assert read(f"<information>Doc 1(Title: T) {text}</information>", "What?", [text]) is None
 
 
-def test_the_script_searches_then_quotes_and_answers() -> None:
+def test_the_script_searches_then_names_the_passage_and_answers() -> None:
     script, rng = ReadingScript({"q1": "held record 38"}), random.Random(0)
     assert script(QUESTION, "Question: ...", 0, rng).endswith("<search> held record 38</search>")
     assert script(QUESTION, SHOWN, 1, rng) == (
-        "<think>It says: The record was held by John Elway, who was 38.</think><answer> John Elway</answer>"
+        "<think>According to Super Bowl (game), it is John Elway.</think><answer> John Elway</answer>"
     )
 
 
@@ -152,11 +160,11 @@ def test_an_empty_part_is_refused(tmp_path: Path) -> None:
 def test_a_run_directory_of_other_settings_is_refused(tmp_path: Path) -> None:
     check_same(WarmStartConfig(run_dir=tmp_path), {"index": Path("indexes/wiki")})
     check_same(WarmStartConfig(run_dir=tmp_path), {"index": Path("indexes/wiki")})
-    with pytest.raises(ValueError, match=r"lr=0\.0001, this one has 0\.001"):
+    with pytest.raises(ValueError, match=r"lr=0\.0003, this one has 0\.001"):
         check_same(WarmStartConfig(run_dir=tmp_path, lr=1e-3), {"index": Path("indexes/wiki")})
     with pytest.raises(ValueError, match="indexes/other"):
         check_same(WarmStartConfig(run_dir=tmp_path), {"index": Path("indexes/other")})
-    assert json.loads((tmp_path / "warm_start.json").read_text(encoding="utf-8"))["lr"] == 1e-4
+    assert json.loads((tmp_path / "warm_start.json").read_text(encoding="utf-8"))["lr"] == 3e-4
 
 
 class Silent:
