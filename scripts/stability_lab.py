@@ -1,10 +1,7 @@
 """Measure which algorithms stay stable: a grid of small runs on the bundled world, many seeds, resumable.
 
-    python scripts/stability_lab.py run reuse --processes 2
-    python scripts/stability_lab.py report
-
-`run` works off the cells of a grid that the results file lacks, each in a process of its own; stop it when you like,
-the same command goes on. `report` writes report.html and the Markdown tables beside the results.
+`stability_lab.py run GRID` makes the runs of a grid that the results file lacks, each in a process of its own; the same command goes on
+where it stopped. `report` writes report.html and the Markdown tables beside the results.
 """
 
 from __future__ import annotations
@@ -15,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -32,6 +30,8 @@ class Arguments:
     what: tyro.conf.Positional[Literal["run", "report", "list"]]
     grid: tyro.conf.Positional[str] = "smoke"
     """smoke, tuning, search, reuse, other or ablations."""
+    smoke: bool = False
+    """The grid smoke (two minutes)."""
     output: Path = Path("docs/stability")
     """Where results.jsonl, report.html and tables.md lie."""
     processes: int = 1  # one thread each
@@ -49,21 +49,22 @@ class Arguments:
 
 
 def selected(arguments: Arguments) -> list[Cell]:
-    if arguments.grid not in GRIDS:
-        raise ValueError(f"the lab has no grid {arguments.grid!r}; it has {', '.join(GRIDS)}")
+    grid = "smoke" if arguments.smoke else arguments.grid
+    if grid not in GRIDS:
+        raise ValueError(f"the lab has no grid {grid!r}; it has {', '.join(GRIDS)}")
     return [
         cell
-        for cell in GRIDS[arguments.grid]()
+        for cell in GRIDS[grid]()
         if (arguments.seeds is None or cell.seed < arguments.seeds)
         and (not arguments.only or cell.arm in arguments.only)
         and (not arguments.regimes or cell.regime in arguments.regimes)
     ]
 
 
-def start(cell: Cell, arguments: Arguments) -> subprocess.Popen[str]:
+def start(cell: Cell, work: Path) -> subprocess.Popen[str]:
     """The run of one cell in a process of its own; its last line of output is the record."""
     text = json.dumps([cell.arm, cell.regime, cell.seed, cell.changes])
-    command = [sys.executable, __file__, "run", "--cell", text, "--work", str(arguments.work)]
+    command = [sys.executable, __file__, "run", "--cell", text, "--work", str(work)]
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "KMP_BLOCKTIME": "0"}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ)
 
@@ -92,12 +93,11 @@ def run_here(text: str, work: Path) -> None:
 def work_off(arguments: Arguments) -> int:
     """Make the runs that are missing; returns how many failed."""
     path = arguments.output / "results.jsonl"
-    waiting = results.missing(selected(arguments), results.read(path))
+    waiting, failed = results.missing(selected(arguments), results.read(path)), 0
     print(f"{len(waiting)} of {len(selected(arguments))} runs are to be made", flush=True)
-    failed = 0
-    for cell, left, ended in side_by_side(
-        waiting, lambda cell: start(cell, arguments), processes=arguments.processes, minutes=arguments.minutes
-    ):
+    begin = partial(start, work=arguments.work)
+    ends = side_by_side(waiting, begin, processes=arguments.processes, minutes=arguments.minutes)
+    for cell, left, ended in ends:
         if ended.returncode:
             failed += 1
             print(f"{results.name(cell)} failed: {ended.stderr.strip()[-400:]}", file=sys.stderr, flush=True)

@@ -74,6 +74,11 @@ ARMS: dict[str, Arm] = {
         Arm("so_ppo_sequence", "so_ppo, scope sequence", {"algorithm": "so_ppo", "scope": "sequence"}),
         Arm("so_ppo_turn_trigger", "so_ppo, trigger on turn ratios", {"algorithm": "so_ppo", "trigger_level": "turn"}),
         Arm("turn_ppo_dual_clip", "turn ratios, dual clip at 3", {"algorithm": "turn_ppo", "dual_clip": 3.0}),
+        Arm(
+            "ppo_legacy",
+            "token PPO as Search-R1 ran it: advantages through retrieved text, its reward",
+            {"algorithm": "ppo", "advantages": "search_r1_legacy", "reward": "search_r1_legacy"},
+        ),
         Arm("ppo_sgd", "ppo, SGD in the place of Adam", {"algorithm": "ppo", "optimizer": "sgd"}),
         Arm("so_ppo_sgd", "so_ppo, SGD in the place of Adam", {"algorithm": "so_ppo", "optimizer": "sgd"}),
     )
@@ -86,7 +91,7 @@ REGIMES: dict[str, Regime] = {
     for regime in (
         Regime("reuse1", "1 optimiser step a batch", steps=1, updates=100, changes={"eval_every": 4}),
         Regime("reuse4", "4 steps a batch", steps=4),
-        Regime("reuse16", "16 steps a batch", steps=16, changes={"eval_every": 3}),
+        Regime("reuse16", "16 steps a batch", steps=16, updates=40),
         Regime("reuse64", "64 steps a batch", steps=64, updates=30),
         Regime("reuse128", "128 steps a batch", steps=128, updates=20, changes={"eval_every": 1}),
         Regime("stale4", "rollouts of 4 updates ago", staleness=4, changes={"eval_every": 3}),

@@ -6,6 +6,9 @@ A run has collapsed when
    there to the end (a best below 0.05 is no peak to fall from), or
 2. at its end the alarm stands for entropy (collapse or explosion), for tags, for invalid actions or for loops, or
 3. a loss or gradient was not finite, so that the run ended early.
+
+A run whose rollouts earned nothing in 10 updates in a row is ended there: without reward nothing is left to learn
+from. Its last score counts for the rest of the run.
 """
 
 from __future__ import annotations
@@ -22,6 +25,21 @@ SHARE = 0.5
 LEAST_BEST = 0.05
 DEGENERATE = ("entropy_collapse", "entropy_explosion", "tag_degeneration", "invalid_actions", "loops")
 SCORE = "eval/dev/exact_match"
+FRUITLESS = 10
+"""Updates in a row without any reward, after which a run is ended."""
+
+
+class Fruitless:
+    """Counts updates in a row without any reward: ``on_update`` sees each, ``__call__`` says whether to end."""
+
+    def __init__(self) -> None:
+        self.updates = 0
+
+    def on_update(self, update: int, metrics: Mapping[str, float]) -> None:
+        self.updates = 0 if metrics["reward_mean"] > 0 else self.updates + 1
+
+    def __call__(self) -> bool:
+        return self.updates >= FRUITLESS
 
 
 @dataclass(frozen=True)
@@ -34,6 +52,7 @@ class Verdict:
         alarm_update, alarm_reason: when the alarm first rang, for anything.
         first, final, best, area: of the running mean of the held-out exact match: at the first evaluation, at the
             end, at its best, and on average over the run.
+        ended_early: whether it was ended for want of reward.
     """
 
     collapsed: bool
@@ -45,6 +64,7 @@ class Verdict:
     final: float
     best: float
     area: float
+    ended_early: bool = False
 
 
 def running_score(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
@@ -57,11 +77,12 @@ def running_score(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
     return means
 
 
-def judge(rows: Sequence[Mapping[str, Any]], *, finished: bool) -> Verdict:
+def judge(rows: Sequence[Mapping[str, Any]], *, finished: bool, planned: int | None = None) -> Verdict:
     """Applies the definition to the metric lines of a run.
 
     Args:
         finished: whether the run came to its end (False: it was stopped by losses that were not finite).
+        planned: updates that the run was to have; None: as many as there are lines.
 
     Raises:
         ValueError: no evaluation among the lines.
@@ -91,6 +112,9 @@ def judge(rows: Sequence[Mapping[str, Any]], *, finished: bool) -> Verdict:
     elif standing:
         reason, when = f"alarm:{standing}", last
     values = [value for _, value in means]
+    planned = planned or len(rows)
+    # Every evaluation stands for as many updates; those that were not made count as the last one.
+    missed = (planned - len(rows)) * len(values) / len(rows)
     return Verdict(
         collapsed=bool(reason),
         reason=reason,
@@ -100,5 +124,6 @@ def judge(rows: Sequence[Mapping[str, Any]], *, finished: bool) -> Verdict:
         first=values[0],
         final=values[-1],
         best=max(values),
-        area=sum(values) / len(values),
+        area=(sum(values) + missed * values[-1]) / (len(values) + missed),
+        ended_early=finished and len(rows) < planned,
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 from sorl_algos.lab import results
 from sorl_algos.lab.cells import REGIMES, Cell
-from sorl_algos.lab.collapse import judge
+from sorl_algos.lab.collapse import Fruitless, judge
 from sorl_algos.lab.sources import DistantSource
 from sorl_algos.metrics import read_metrics
 from sorl_algos.rollout.hf import HFEngine
@@ -50,9 +50,17 @@ def run_cell(cell: Cell, run_dir: Path, *, retriever: Any, train_questions: Any,
         source = DistantSource(
             run.source, staleness=regime.staleness, mismatch=regime.mismatch, seed=1_000 * cell.seed
         )
-    started, finished, failure = time.monotonic(), True, ""
+    started, finished, failure, fruitless = time.monotonic(), True, "", Fruitless()
     try:
-        train(config, run.learner, source, pad_id=run.tokenizer.pad_token_id, evaluate=run.dev_scores)
+        train(
+            config,
+            run.learner,
+            source,
+            pad_id=run.tokenizer.pad_token_id,
+            evaluate=run.dev_scores,
+            on_update=fruitless.on_update,
+            stop_requested=fruitless,
+        )
     except RuntimeError as error:  # a loss or gradient that was not finite
         finished, failure = False, str(error)
     rows = read_metrics(run_dir / "metrics.jsonl")
@@ -67,6 +75,6 @@ def run_cell(cell: Cell, run_dir: Path, *, retriever: Any, train_questions: Any,
         "minutes": round((time.monotonic() - started) / 60, 2),
         "revision": git_revision(),
         "failure": failure,
-        **asdict(judge(rows, finished=finished)),
+        **asdict(judge(rows, finished=finished, planned=config.updates)),
         "curves": results.curves(rows),
     }

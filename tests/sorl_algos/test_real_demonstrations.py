@@ -75,7 +75,7 @@ def test_the_answer_is_given_as_it_stands_in_the_passage() -> None:
 
 def test_the_sentence_nearest_to_the_question_is_taken() -> None:
     """38 stands in two passages; the second shares "record" and "held" with the question."""
-    shown = "<information>Doc 1(Title: T) Room 38 was closed.\nDoc 2(Title: U) The record held was 38 points.</information>"
+    shown = "<information>Doc 1(Title: T) Room 38 was closed.\nDoc 2(Title: U) The record was 38.</information>"
     found = read(shown, "What record was held?", ["38"])
     assert found is not None and (found.answer, found.title) == ("38", "U")
 

@@ -13,7 +13,7 @@ import torch
 
 from sorl_algos.lab import results
 from sorl_algos.lab.cells import ALGORITHMS, ARMS, EPISODES, GRIDS, REGIMES, Cell, cells, reuse
-from sorl_algos.lab.collapse import SCORE, judge, running_score
+from sorl_algos.lab.collapse import FRUITLESS, SCORE, Fruitless, judge, running_score
 from sorl_algos.lab.page import mean_curve, write_page
 from sorl_algos.lab.schedule import side_by_side
 from sorl_algos.lab.sources import DistantSource, altered
@@ -75,6 +75,24 @@ def test_tags_that_are_gone_at_the_end_are_a_collapse_and_a_dip_is_not() -> None
 
 def test_an_end_before_the_time_is_a_collapse() -> None:
     assert judge(lines([0.3] * 5), finished=False).reason == "non_finite"
+
+
+def test_a_run_is_ended_when_nothing_was_earned_for_ten_updates() -> None:
+    fruitless = Fruitless()
+    rewards = [0.1, *[0.0] * (FRUITLESS - 1), 0.1, *[0.0] * FRUITLESS]
+    asked = []
+    for update, reward in enumerate(rewards):
+        fruitless.on_update(update, {"reward_mean": reward})
+        asked.append(fruitless())
+    assert asked == [False] * (len(rewards) - 1) + [True]
+
+
+def test_the_last_score_of_a_run_that_was_ended_counts_for_the_rest() -> None:
+    """Ten evaluations at 0.4, ten at 0.1 that were not made: the area is what it would be with them."""
+    whole = judge(lines([0.4] * 9 + [0.1] * 11), finished=True)
+    ended = judge(lines([0.4] * 9 + [0.1] * 5), finished=True, planned=40)
+    assert (whole.ended_early, ended.ended_early) == (False, True)
+    assert ended.area == pytest.approx(whole.area) and ended.final == pytest.approx(0.1)
 
 
 def test_a_run_without_scores_cannot_be_judged() -> None:
