@@ -1,7 +1,7 @@
 """Measure which algorithms stay stable: a grid of small runs on the bundled world, many seeds, resumable.
 
-`stability_lab.py run GRID` makes the runs of a grid that the results file lacks, each in a process of its own; the same command goes on
-where it stopped. `report` writes report.html and the Markdown tables beside the results.
+`stability_lab.py run GRID` makes the runs of a grid that the results file lacks, each in a process of its own; the
+same command goes on where it stopped. `report` writes report.html and the Markdown tables beside the results.
 """
 
 from __future__ import annotations
