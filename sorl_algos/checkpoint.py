@@ -7,6 +7,7 @@ save. Weights that are split over ranks are stored whole: a run may go on with a
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import random
@@ -56,7 +57,9 @@ def save_checkpoint(
         tensors["rng"], texts["rng"] = _random_states()
         own = {"format": FORMAT, "updates_done": updates_done}
         texts["state"] = json.dumps(state | own, indent=1)
-        _write(final, tensors, texts)
+        for leftover in directory.glob("*.partial-*"):
+            shutil.rmtree(leftover)
+        write_directory(final, tensors, texts)
         protected = [state.get(name) for name in KEPT]
         for old in _complete(directory)[:-keep]:
             if _updates(old) not in protected:
@@ -65,11 +68,11 @@ def save_checkpoint(
     return final
 
 
-def _write(final: Path, tensors: dict[str, dict[str, Tensor]], texts: dict[str, str]) -> None:
-    """The files of a checkpoint, all or none of them."""
+def write_directory(final: Path, tensors: dict[str, dict[str, Tensor]], texts: dict[str, str]) -> None:
+    """``NAME.safetensors`` and ``NAME.json`` files, all or none of them, in place of what the directory held."""
     directory = final.parent
     directory.mkdir(parents=True, exist_ok=True)
-    for leftover in directory.glob("*.partial-*"):
+    for leftover in directory.glob(f"{glob.escape(final.name)}.partial-*"):
         shutil.rmtree(leftover)
     partial = directory / f"{final.name}.partial-{os.getpid()}"
     partial.mkdir()

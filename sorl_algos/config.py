@@ -41,6 +41,8 @@ class TrainConfig:
     """What adapters add is scaled by lora_alpha / lora_rank."""
     lora_targets: str = "all-linear"
     """Modules with adapters: "all-linear", or names with commas in between, such as q_proj,v_proj."""
+    lora_publish: Literal["merged", "adapter"] = "merged"
+    """What the engine gets at an update: all weights with the adapter "merged", or (engine vllm) the "adapter" alone."""
     critic: Literal["shared", "own", "none"] = "shared"
     """"shared": a value head on the policy's trunk; "own": a copy of the trunk; "none": for group advantages."""
 
@@ -279,6 +281,7 @@ class TrainConfig:
             ("engine", ("hf", "vllm")),
             ("engine_gpus", ("shared", "own")),
             ("source", ("sync", "stream", "async")),
+            ("lora_publish", ("merged", "adapter")),
             ("correction", ("none", "truncated_is", "icepop", "rejection", "decoupled")),
             ("correction_level", ("token", "turn", "sequence")),
             ("correction_pooling", ("mean", "sum")),
@@ -299,6 +302,11 @@ class TrainConfig:
             raise ValueError(f"kv_cache_mb is for engine 'hf'; engine {self.engine!r} keeps a cache of its own")
         if self.engine_gpus == "own" and self.engine != "vllm":
             raise ValueError(f"engine_gpus 'own' is for engine 'vllm', not {self.engine!r}")
+        if self.lora_publish == "adapter" and not (self.lora_rank and self.engine == "vllm"):
+            raise ValueError(
+                f"lora_publish 'adapter' is for adapters that engine 'vllm' samples with, but lora_rank is "
+                f"{self.lora_rank} and engine {self.engine!r}; set both, or take 'merged'"
+            )
         if not 0 < self.engine_memory_share < 1:
             raise ValueError(f"engine_memory_share is {self.engine_memory_share}; it must lie between 0 and 1")
         if not 0 <= self.lr_final_share <= 1:

@@ -6,12 +6,16 @@ model is the base itself, which is the reference.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from sorl_algos.sharding import whole
+from sorl_algos.checkpoint import write_directory
+from sorl_algos.distributed import agreed_maximum, rank
+from sorl_algos.sharding import stored, whole
 
 POLICY, CRITIC = "policy", "critic"
 
@@ -106,3 +110,49 @@ def merged_weights(language_model: Any) -> Iterator[tuple[str, Tensor]]:
             change = layer.scaling[POLICY] * (up @ down)
             weight = (weight + (change.T if layer.fan_in_fan_out else change)).to(weight.dtype)
         yield name.replace(".base_layer.", "."), weight
+
+
+def save_adapter(language_model: Any, directory: Path, *, name: str = POLICY) -> Path:
+    """Writes one adapter as PEFT saves it, for `PeftModel.from_pretrained`, vLLM or any other program that reads these.
+
+    The directory appears by a rename when it is whole, in place of an older one. Every rank must call it (weights may
+    be split); rank 0 writes, and all return when it is there.
+
+    Returns:
+        The directory.
+
+    Raises:
+        ValueError: the model has no adapter of that name.
+    """
+    from peft import LoraConfig
+    from peft.tuners.lora import LoraLayer
+
+    layers: dict[str, Any] = {
+        path: layer
+        for path, layer in language_model.named_modules()
+        if isinstance(layer, LoraLayer) and name in layer.lora_A
+    }
+    if not layers:
+        raise ValueError(f"the model has no adapter {name!r} to write to {directory}")
+    tensors = {
+        f"base_model.model.{path}.{part}.weight": stored(getattr(layer, part)[name].weight)
+        for path, layer in layers.items()
+        for part in ("lora_A", "lora_B")
+    }
+    first = next(iter(layers.values()))
+    if rank() == 0:
+        setting = LoraConfig(
+            r=first.r[name],
+            lora_alpha=first.lora_alpha[name],
+            target_modules=list(layers),  # whole paths: no module but these can be meant
+            fan_in_fan_out=first.fan_in_fan_out,
+            bias="none",
+            task_type="CAUSAL_LM",
+            base_model_name_or_path=language_model.config.name_or_path,
+            inference_mode=True,
+        )
+        plain = {key: sorted(value) if isinstance(value, set) else value for key, value in setting.to_dict().items()}
+        texts = {"adapter_config": json.dumps(plain, indent=1, sort_keys=True)}
+        write_directory(directory, {"adapter_model": tensors}, texts)
+    agreed_maximum(0, first.lora_A[name].weight.device)  # wait until it is there
+    return directory

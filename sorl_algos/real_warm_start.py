@@ -42,7 +42,7 @@ class WarmStartConfig:
     max_observation_words: int = 90
     max_turn_tokens: int = 64
     max_total_tokens: int = 512
-    steps: int = 400
+    steps: int = 300
     batch_sequences: int = 8
     lr: float = 3e-4
     bfloat16: bool = True
@@ -118,7 +118,8 @@ class WarmStart:
         self.saved = config.run_dir / "model"
         self.trained = (self.saved / "config.json").exists()
         language_model, self.tokenizer = load_language_model(str(self.saved) if self.trained else config.model)
-        self.policy, self.renderer = Policy(language_model), Renderer(self.tokenizer)
+        precision = torch.bfloat16 if config.bfloat16 else None
+        self.policy, self.renderer = Policy(language_model, compute_dtype=precision), Renderer(self.tokenizer)
 
     def execute(self) -> list[dict[str, Any]]:
         """Runs what is due; returns the entries of evaluations.json.
@@ -198,7 +199,6 @@ class WarmStart:
             lr=config.lr,
             pad_id=self.tokenizer.pad_token_id,
             seed=config.seed,
-            autocast_dtype=torch.bfloat16 if config.bfloat16 else None,
             on_step=lambda step, loss: self.progress.advance(1, f"step {step + 1}, loss {loss:.3f}"),
             checkpoints=config.run_dir / "checkpoints",
             save_every=config.save_every,

@@ -36,7 +36,7 @@ from sorl_algos.rollout.async_source import AsyncSource
 from sorl_algos.rollout.engine import Sampling
 from sorl_algos.rollout.hf import HFEngine
 from sorl_algos.rollout.renderer import Renderer
-from sorl_algos.rollout.source import StreamSource, SyncSource
+from sorl_algos.rollout.source import AdapterHandOver, StreamSource, SyncSource
 from sorl_algos.rollout.vllm import TakingTurns, VLLMEngine
 from sorl_algos.sharding import stored
 from sorl_algos.trainer import train
@@ -339,6 +339,7 @@ def make_engine(config: TrainConfig, language_model: Any, tokenizer: Any) -> HFE
         dtype=config.dtype,
         max_model_tokens=config.max_total_tokens,
         gpu_memory_share=config.engine_memory_share,
+        lora_rank=config.lora_rank if config.lora_publish == "adapter" else 0,
         own_gpu=config.engine_gpus == "own",
     )
 
@@ -356,6 +357,8 @@ def make_source(
         "rank": rank(),
         "ranks": world_size(),
     }
+    if config.lora_publish == "adapter":
+        options["hand_over"] = AdapterHandOver(config.run_dir / "adapter")
     if config.source == "sync":
         return SyncSource(env, engine, renderer, questions, **options)
     options["window_ms"] = config.retrieval_window_ms

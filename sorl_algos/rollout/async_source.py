@@ -9,11 +9,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from sorl_algos.models import full_weights
 from sorl_algos.rollout.collect import settings_for
 from sorl_algos.rollout.engine import AsyncRolloutEngine, Sampling
 from sorl_algos.rollout.renderer import Renderer
-from sorl_algos.rollout.source import seed_of_update, share_of
+from sorl_algos.rollout.source import HandOver, hand_over_weights, seed_of_update, share_of
 from sorl_algos.rollout.streaming import LoopThread, Player
 from sorl_env.trajectory import Trajectory
 
@@ -76,6 +75,7 @@ class AsyncSource:
         window_ms: float = 3.0,
         on_episodes: Callable[[int], None] | None = None,
         on_event: Callable[[Event], None] | None = None,
+        hand_over: HandOver = hand_over_weights,
         rank: int = 0,
         ranks: int = 1,
     ) -> None:
@@ -89,7 +89,7 @@ class AsyncSource:
                 "the second at least 1"
             )
         self.live_episodes = live_episodes or env.num_envs
-        self.on_episodes, self.on_event = on_episodes, on_event
+        self.on_episodes, self.on_event, self.hand_over = on_episodes, on_event, hand_over
         self.version = -1
         self.dropped_groups = 0
         self.retried_episodes = 0
@@ -115,7 +115,7 @@ class AsyncSource:
         The same version again changes nothing. Raises what an episode failed with.
         """
         if version != self.version:
-            self._run(self._publish(full_weights(policy), version))
+            self._run(self._publish(policy, version))
 
     def __iter__(self) -> AsyncSource:
         return self
@@ -152,12 +152,12 @@ class AsyncSource:
 
     # --- In the thread of the episodes ---------------------------------------------------------------------------
 
-    async def _publish(self, weights: Any, version: int) -> None:
+    async def _publish(self, policy: Any, version: int) -> None:
         self._tell("request", version, self.version)
         await self._hold()
         try:
             # not in this loop: an engine may need it to take the weights
-            await asyncio.get_running_loop().run_in_executor(None, self.engine.update_weights, weights, version)
+            await asyncio.get_running_loop().run_in_executor(None, self.hand_over, self.engine, policy, version)
             if self.version < 0:  # a resumed run goes on with the questions of its update
                 self._front, self._begun = version * self.share, version * self.share * self.group_size
             self._tell("apply", version, self.version)

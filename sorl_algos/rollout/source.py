@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
+from sorl_algos.lora import save_adapter
 from sorl_algos.models import full_weights
 from sorl_algos.rollout.collect import collect
 from sorl_algos.rollout.engine import AsyncRolloutEngine, RolloutEngine, Sampling
@@ -20,6 +23,25 @@ class TrajectorySource(Protocol):
     def publish(self, policy: Any, version: int) -> None: ...
 
     def __next__(self) -> list[Trajectory]: ...
+
+
+HandOver = Callable[[Any, Any, int], None]
+"""Gives an engine a policy's weights: ``hand_over(engine, policy, version)``. Every rank calls it."""
+
+
+def hand_over_weights(engine: RolloutEngine, policy: Any, version: int) -> None:
+    """All weights of the policy's language model, adapters merged."""
+    engine.update_weights(full_weights(policy), version)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterHandOver:
+    """The policy's adapter alone, through ``directory``, to an engine with `update_adapter` that has the base."""
+
+    directory: Path
+
+    def __call__(self, engine: Any, policy: Any, version: int) -> None:
+        engine.update_adapter(save_adapter(policy.lm, self.directory), version)
 
 
 def seed_of_update(seed: int, update: int) -> int:
@@ -46,6 +68,7 @@ class SyncSource:
         questions_per_update: questions of a batch, over all ranks.
         group_size: episodes of each question.
         on_episodes: progress callback.
+        hand_over: how `publish` gives the engine the policy's weights.
         rank, ranks: which share of the batch this process plays: whole groups, one stretch a rank, so that the ranks
             together play what one rank alone would have played, token for token.
 
@@ -66,6 +89,7 @@ class SyncSource:
         seed: int,
         max_total_tokens: int | None = None,
         on_episodes: Callable[[int], None] | None = None,
+        hand_over: HandOver = hand_over_weights,
         rank: int = 0,
         ranks: int = 1,
     ) -> None:
@@ -74,12 +98,12 @@ class SyncSource:
         self.share = share_of(questions_per_update, ranks)
         self.first = rank * self.share
         self.sampling, self.seed, self.max_total_tokens = sampling, seed, max_total_tokens
-        self.on_episodes = on_episodes
+        self.on_episodes, self.hand_over = on_episodes, hand_over
         self.version = 0
 
     def publish(self, policy: Any, version: int) -> None:
         """Hands the policy's language-model weights to the engine."""
-        self.engine.update_weights(full_weights(policy), version)
+        self.hand_over(self.engine, policy, version)
         self.version = version
 
     def __iter__(self) -> SyncSource:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sorl_algos.batch import Batch, collate
 from sorl_algos.learner import Learner, make_learner
-from sorl_algos.lora import CRITIC, POLICY, Adapters
+from sorl_algos.lora import CRITIC, POLICY, Adapters, save_adapter
 from sorl_algos.models import (
     Policy,
     full_weights,
@@ -24,9 +24,12 @@ from sorl_algos.models import (
 )
 from sorl_algos.rollout.engine import Sampling
 from sorl_algos.rollout.hf import HFEngine
+from sorl_algos.rollout.renderer import Renderer
+from sorl_algos.run import make_source
 from sorl_algos.trainer import estimate_advantages, optimiser_step, train
+from tests.fakes import ScriptedEngine
 from tests.sorl_algos.proofs import same
-from tests.sorl_algos.small_game import ReplaySource, made_up, small_config
+from tests.sorl_algos.small_game import QUESTIONS, ReplaySource, made_up, make_env, small_config
 
 
 def learner_for(run_dir: Path, make_model: Any, **changes: Any) -> Learner:
@@ -129,6 +132,84 @@ def test_published_weights_are_the_plain_model_with_adapters_merged(
     loaded, _ = load_language_model(str(tmp_path / "policy"))
     with torch.no_grad():
         same("the saved policy = with adapters", token_logprobs(Policy(loaded), batch).logp, expected, tolerance=1e-5)
+
+
+def moved(model: Any, **changes: Any) -> Any:
+    """A policy whose adapters add something: B, which starts at zero, is drawn too."""
+    settings: dict[str, Any] = {"critic": "own", "lora_rank": 2, "lora_alpha": 6.0}
+    policy, _ = make_policy_and_critic(model, **settings | changes)
+    for name, parameter in policy.lm.named_parameters():
+        if ".lora_B." in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    return policy
+
+
+@pytest.mark.parametrize("targets", ["all-linear", "q_proj, down_proj"])
+def test_the_written_adapter_is_the_policys_as_peft_reads_it(targets: str, make_model: Any, tmp_path: Path) -> None:
+    """peft on a plain base gives the logits of the model with the live adapter, and the critic's stays at home."""
+    from peft import PeftModel
+
+    policy = moved(make_model(), lora_targets=targets)
+    assert save_adapter(policy.lm, tmp_path / "adapter") == tmp_path / "adapter"
+    assert {path.name for path in tmp_path.rglob("*")} == {
+        "adapter", "adapter_config.json", "adapter_model.safetensors",
+    }  # fmt: skip
+    names = load_file(tmp_path / "adapter" / "adapter_model.safetensors").keys()
+    per_layer = {"all-linear": 7, "q_proj, down_proj": 2}[targets]
+    assert len(names) == 2 * 2 * per_layer  # layers, A and B
+    assert "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight" in names
+    ids = torch.tensor([[5, 6, 7, 8, 9]])
+    with torch.no_grad():
+        live, bare = policy.lm(ids).logits, make_model()(ids).logits
+        loaded = PeftModel.from_pretrained(make_model(), str(tmp_path / "adapter"))(ids).logits
+    same("logits with the adapter as peft reads it = with the live one", loaded, live, tolerance=1e-6)
+    assert float((live - bare).abs().max()) > 1e-2  # it changes them
+    again = moved(make_model(seed=1), lora_targets=targets)
+    save_adapter(again.lm, tmp_path / "adapter")  # in place of the first
+    with torch.no_grad():
+        loaded = PeftModel.from_pretrained(make_model(seed=1), str(tmp_path / "adapter"))(ids).logits
+        same("the second adapter takes the first one's place", loaded, again.lm(ids).logits, tolerance=1e-6)
+    with pytest.raises(ValueError, match="no adapter 'critic' to write"):
+        save_adapter(moved(make_model(), critic="none").lm, tmp_path / "none", name=CRITIC)
+
+
+class TakesAdapters(ScriptedEngine):
+    """A scripted engine that keeps the adapters it is shown, and can be asked for one completion."""
+
+    taken: dict[int, dict[str, Tensor]] | None = None
+
+    def update_adapter(self, directory: Path, version: int) -> None:
+        self.taken = (self.taken or {}) | {version: load_file(directory / "adapter_model.safetensors")}
+
+    async def agenerate(self, prompt_ids: Any, sampling: Sampling) -> Any:
+        [completion] = self.generate([prompt_ids], sampling)
+        return completion
+
+
+@pytest.mark.parametrize("source", ["sync", "async"])
+def test_a_run_can_publish_the_adapter_alone(source: Any, make_model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    settings = {"lora_rank": 2, "lora_publish": "adapter", "engine": "vllm", "source": source}
+    config = small_config(tmp_path, **settings)
+    policy = moved(make_model())
+    engine = TakesAdapters(tokenizer, lambda prompt: "<answer> x</answer>")
+    played = make_source(config, make_env(4), engine, Renderer(tokenizer), QUESTIONS)  # type: ignore[arg-type]
+    for version in (0, 1):
+        played.publish(policy, version)
+        with torch.no_grad():
+            policy.adapters.parameters(POLICY)[0].add_(1.0)
+    played.close()
+    assert engine.versions == [] and engine.taken is not None and list(engine.taken) == [0, 1]
+    first, second = engine.taken.values()
+    assert [name for name in first if not torch.equal(first[name], second[name])] == [
+        "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    ]
+    assert (tmp_path / "adapter" / "adapter_config.json").is_file()
+
+
+@pytest.mark.parametrize("changes", [{"lora_rank": 2}, {"engine": "vllm"}, {"lora_rank": 2, "lora_publish": "both"}])
+def test_adapters_are_published_to_an_engine_that_takes_them(changes: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"lora_publish.*(set both|known: merged, adapter)"):
+        small_config(tmp_path, **{"lora_publish": "adapter"} | changes)
 
 
 @pytest.mark.parametrize("changes", [{"critic": "own"}, {"algorithm": "grpo", "kl_loss_coef": 0.1}], ids=str)

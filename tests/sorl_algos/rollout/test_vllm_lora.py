@@ -11,10 +11,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from sorl_algos.models import load_language_model, resolve_model
+from sorl_algos.models import full_weights, load_language_model, make_policy_and_critic, resolve_model
 from sorl_algos.rollout.engine import EngineError, Sampling
+from sorl_algos.rollout.source import AdapterHandOver, hand_over_weights
 from sorl_algos.rollout.vllm import VLLMEngine
-from tests.sorl_algos.rollout.vllm_checks import logprob_errors, needs_vllm
+from tests.sorl_algos.rollout.vllm_checks import logprob_errors, needs_vllm, same_up_to_ties
 
 pytestmark = needs_vllm
 RANK, ALPHA = 4, 16
@@ -67,6 +68,38 @@ def test_adapters_take_the_place_of_one_another_and_whole_weights_end_them(engin
     completions = engine.generate(prompts, sampling)
     assert logprob_errors(base, prompts, completions, 1.0).max() < 1e-3
     assert {c.policy_version for c in completions} == {3}
+
+
+def test_a_policys_adapter_alone_samples_as_its_merged_weights_do(engine: VLLMEngine, tmp_path: Path) -> None:
+    """Both ways of publishing give the tokens and log-probabilities of the policy."""
+    model, tokenizer = load_language_model("base")
+    policy, _ = make_policy_and_critic(model, critic="own", lora_rank=RANK, lora_alpha=ALPHA)
+    torch.manual_seed(0)
+    for name, parameter in policy.lm.named_parameters():
+        if ".lora_B." in name:  # which starts at zero
+            torch.nn.init.normal_(parameter, std=0.05)
+    text = "Question: What is the capital of the country in which the river ends?\n"
+    prompts = [tokenizer.encode(text * (1 + row % 3)) for row in range(6)]
+    greedy = Sampling(max_tokens=8, temperature=0.0)
+    base, _ = load_language_model("base")
+    engine.update_weights(base.named_parameters(), 1)
+    bare = engine.generate(prompts, greedy)
+    AdapterHandOver(tmp_path / "adapter")(engine, policy, 2)
+    with_adapter = engine.generate(prompts, greedy)
+    hand_over_weights(engine, policy, 3)
+    merged = engine.generate(prompts, greedy)
+    assert [{c.policy_version for c in found} for found in (with_adapter, merged)] == [{2}, {3}]
+    plain, _ = load_language_model("base")
+    plain.load_state_dict(dict(full_weights(policy)), strict=False)
+    plain.tie_weights()
+    for completions in (with_adapter, merged):
+        assert logprob_errors(plain, prompts, completions, 1.0).max() < 1e-3
+        assert logprob_errors(base, prompts, completions, 1.0).max() > 0.1  # so it was in use
+    assert same_up_to_ties(plain, prompts, with_adapter, merged) == len(prompts)
+    for one, other in zip(with_adapter, merged, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-3)
+    assert [c.token_ids for c in bare] != [c.token_ids for c in merged]
+    engine.update_weights(base.named_parameters(), 4)
 
 
 def test_an_adapter_that_cannot_be_taken_is_an_error(engine: VLLMEngine, tmp_path: Path) -> None:
