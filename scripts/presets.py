@@ -58,6 +58,33 @@ _MATH = replace(
 )
 
 
+# For two processor cores: a critic head on the policy's trunk, one search, one short passage, half precision.
+_SMOLLM2 = TrainConfig(
+    run_dir=Path("runs/smollm2_wiki"),
+    model="runs/smollm2_warm/model",
+    dtype="bfloat16",
+    index=Path("indexes/wiki"),
+    questions="runs/smollm2_warm/train.jsonl",
+    eval_questions="runs/smollm2_warm/dev.jsonl",
+    reward="token_f1",  # exact matches are too rare here to learn from in a few hundred episodes
+    prompt="short",
+    max_searches=1,
+    top_k=1,
+    max_observation_words=90,
+    questions_per_update=16,
+    minibatch_sequences=8,
+    microbatch_sequences=8,
+    max_turn_tokens=48,
+    max_total_tokens=448,
+    lr=1e-5,
+    critic_lr=1e-3,
+    updates=100,
+    eval_every=20,
+    eval_limit=64,
+    test_limit=0,
+    save_every=5,
+)
+
 SMALL: dict[str, tuple[str, TrainConfig]] = {
     "quickstart": ("SO-PPO on the bundled world with the bundled 2.6 M model: two CPU cores, minutes.", _QUICKSTART),
     "quickstart_ppo": (
@@ -71,33 +98,24 @@ SMALL: dict[str, tuple[str, TrainConfig]] = {
     "math": ("MathQA-v0 on generated problems: one turn, no search.", _MATH),
     "smollm2_wiki": (
         "SO-PPO with SmolLM2-135M-Instruct on real questions over a Wikipedia index, after scripts/warm_start.py.",
-        TrainConfig(
-            run_dir=Path("runs/smollm2_wiki"),
-            model="runs/smollm2_warm/model",
-            dtype="float32",
-            index=Path("indexes/wiki"),
-            questions="runs/smollm2_warm/train.jsonl",
-            eval_questions="runs/smollm2_warm/dev.jsonl",
-            reward="token_f1",  # exact matches are too rare here to learn from in a few updates
-            prompt="short",
-            max_searches=1,
-            top_k=1,
-            max_observation_words=90,
-            questions_per_update=8,
-            group_size=2,
-            minibatch_sequences=8,
-            passes=2,
-            microbatch_sequences=4,
+        _SMOLLM2,
+    ),
+    "smollm2_pubmed": (
+        "The same on PubMedQA over an index of abstracts: yes, no or maybe.",
+        replace(
+            _SMOLLM2,
+            env="MedicalQA-v0",
+            run_dir=Path("runs/smollm2_pubmed"),
+            model="runs/smollm2_pubmed_warm/model",
+            index=Path("indexes/pubmed"),
+            questions="runs/smollm2_pubmed_warm/train.jsonl",
+            eval_questions="runs/smollm2_pubmed_warm/dev.jsonl",
+            reward="choice_accuracy",
+            max_observation_words=200,
+            max_total_tokens=640,
             max_turn_tokens=64,
-            max_total_tokens=512,
-            lr=5e-6,
-            lr_warmup_updates=1,
-            critic_lr=1e-4,
-            critic_warmup_updates=1,
-            updates=6,
-            eval_limit=0,
-            test_limit=64,
-            save_every=2,
+            updates=24,
+            eval_every=12,
         ),
     ),
 }

@@ -38,6 +38,8 @@ def eval_sets(config: TrainConfig, limit: int) -> list[Any]:
     from sorl_algos.run import EvalSet
     from sorl_env.bundled import held_out
 
+    if not limit:
+        return []
     splits = held_out(config.eval_questions)
     if not splits:
         return [EvalSet("dev", load_questions(config.eval_questions, config.env).sample_by_hash(limit))]

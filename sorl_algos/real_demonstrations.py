@@ -1,7 +1,8 @@
 """Demonstrations on questions that nobody wrote queries for: the script searches, names what it read, and answers.
 
-A question is used where one of its known passages (``positive_ids``) is among the hits of a query made of the
-question's own words, and where the shown text of the passages holds an accepted answer. Everything else is left out.
+A question is used where one of the passages that its row names (``positive_ids``, ``pmid`` ...) is among the hits of
+a query made of the question's own words, and, unless it has options, where the shown text of the passages holds an
+accepted answer. Everything else is left out.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from sorl_algos.demonstrations import answer_text, demonstrate, search_text
 from sorl_algos.rollout.renderer import Renderer
+from sorl_env.controls import named_passages
 from sorl_env.trajectory import Trajectory
 
 LONGEST_ANSWER_WORDS = 6
@@ -41,16 +43,16 @@ def keywords(text: str) -> str:
 
 
 def find_queries(questions: Sequence[Any], retriever: Any, *, top_k: int) -> dict[str, str]:
-    """For each question that has one, a query whose first ``top_k`` hits hold one of its ``positive_ids``.
+    """For each question that has one, a query whose first ``top_k`` hits hold a passage that its row names.
 
     Tried are the question's keywords, then the question as it stands. One retriever call for each.
     """
     found: dict[str, str] = {}
-    left = [question for question in questions if question.metadata.get("positive_ids")]
+    left = [question for question in questions if named_passages(question)]
     for make in (keywords, lambda text: text.rstrip(" ?")):
         queries = [make(question.text) for question in left]
         for question, query, hits in zip(left, queries, retriever.search(queries, top_k), strict=True):
-            if {hit.passage.id for hit in hits} & set(question.metadata["positive_ids"]):
+            if {hit.passage.id for hit in hits} & set(named_passages(question)):
                 found[question.id] = query
         left = [question for question in left if question.id not in found]
     return found
@@ -99,6 +101,8 @@ def _passages(observation: str) -> list[tuple[str, str]]:
 class ReadingScript:
     """Searches once with the question's query, then names the passage and gives the answer as it stands there.
 
+    A question with options gets the right option's text.
+
     The step between names passage and answer and quotes no more. A causal model knows of a token of the passage what
     stands before it (the question, and the sentence so far), so it can find where an answer begins; where a quotation
     around the answer begins it cannot.
@@ -109,6 +113,9 @@ class ReadingScript:
     def __call__(self, question: Any, observation: str, turn: int, rng: random.Random) -> str:
         if turn == 0:
             return f"<think>I should look this up.</think>{search_text(self.queries[question.id])}"
+        if options := question.metadata.get("options"):
+            chosen = options[question.answers[0]]
+            return f"<think>The passage suggests {chosen}.</think>{answer_text(chosen)}"
         found = read(observation, question.text, question.answers)
         if found is None:
             return answer_text(_UNKNOWN)

@@ -35,6 +35,10 @@ class WarmStartConfig:
     seed: int = 0
     dev_share: float = 0.2
     """Share of the questions held out, chosen by a hash of (seed, id)."""
+    held_out_field: str = ""
+    """Hold out the questions whose row has this field true instead (PubMedQA's official_test)."""
+    env: str = "SearchQA-v0"
+    """SearchQA-v0 or MedicalQA-v0."""
     prompt: str = "short"
     zero_shot_prompt: str = "search_r1"
     """Prompt of the model as it comes, which needs to be told the tags."""
@@ -90,12 +94,18 @@ def split(config: WarmStartConfig, questions: Any) -> tuple[Any, Any]:
     Raises:
         ValueError: one of the parts is empty.
     """
-    held_out = {q.id for q in questions if in_dev(q.id, share=config.dev_share, seed=config.seed)}
+    field = config.held_out_field
+    held_out = {
+        q.id
+        for q in questions
+        if (bool(q.metadata.get(field)) if field else in_dev(q.id, share=config.dev_share, seed=config.seed))
+    }
     train = questions.select(q.id for q in questions if q.id not in held_out)
     dev = questions.select(q.id for q in questions if q.id in held_out)
     for name, part in (("train", train), ("dev", dev)):
         if not len(part):
-            raise ValueError(f"no question falls into the {name} part; change dev_share ({config.dev_share})")
+            setting = f"held_out_field ({field})" if field else f"dev_share ({config.dev_share})"
+            raise ValueError(f"no question falls into the {name} part; change {setting}")
         rows = [
             {"id": q.id, "question": q.text, "golden_answers": q.answers, "kind": q.kind, **q.metadata} for q in part
         ]
@@ -135,7 +145,7 @@ class WarmStart:
 
     def _env(self, questions: Any, prompt: str) -> Any:
         return gymnasium.make_vec(
-            "SearchQA-v0",
+            self.config.env,
             num_envs=min(32, len(questions)),
             retriever=self.retriever,
             questions=questions,

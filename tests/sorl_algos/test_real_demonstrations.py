@@ -104,6 +104,15 @@ def test_the_script_searches_then_names_the_passage_and_answers() -> None:
     )
 
 
+def test_a_question_with_options_is_answered_with_the_right_one() -> None:
+    question = Question("q5", "Does it help?", ("B",), "choice", {"options": {"A": "yes", "B": "no"}, "pmid": "7"})
+    retriever = FakeRetriever({"help": [Passage("pmid-7", "PubMed 7", "It did not.")]})
+    queries = find_queries([question], retriever, top_k=1)
+    assert queries == {"q5": "help"}
+    script, rng = ReadingScript(queries), random.Random(0)
+    assert script(question, SHOWN, 1, rng) == "<think>The passage suggests no.</think><answer> no</answer>"
+
+
 def test_only_rewarded_short_episodes_become_demonstrations() -> None:
     """q2's known passage is found but does not hold its answer; q3 has no known passage."""
     questions = QuestionSet(
@@ -150,6 +159,16 @@ def test_the_parts_are_disjoint_and_their_files_load_as_the_same_questions(tmp_p
     assert set(train.ids) | set(dev.ids) == set(questions.ids) and not set(train.ids) & set(dev.ids)
     assert load_questions(tmp_path / "train.jsonl") == train
     assert load_questions(tmp_path / "dev.jsonl") == dev
+
+
+def test_a_field_can_say_what_is_held_out(tmp_path: Path) -> None:
+    questions = QuestionSet(
+        Question(f"q{number}", "Who?", ("A",), metadata={"official_test": number < 3}) for number in range(9)
+    )
+    train, dev = split(WarmStartConfig(run_dir=tmp_path, held_out_field="official_test"), questions)
+    assert dev.ids == ("q0", "q1", "q2") and len(train) == 6
+    with pytest.raises(ValueError, match="held_out_field"):
+        split(WarmStartConfig(run_dir=tmp_path, held_out_field="no_such"), questions)
 
 
 def test_an_empty_part_is_refused(tmp_path: Path) -> None:
