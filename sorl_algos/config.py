@@ -42,7 +42,7 @@ class TrainConfig:
     lora_targets: str = "all-linear"
     """Modules with adapters: "all-linear", or names with commas in between, such as q_proj,v_proj."""
     lora_publish: Literal["merged", "adapter"] = "merged"
-    """What the engine gets at an update: all weights with the adapter "merged", or (engine vllm) the "adapter" alone."""
+    """What the engine gets: all weights with the adapter "merged", or (engine vllm) the "adapter" alone."""
     critic: Literal["shared", "own", "none"] = "shared"
     """"shared": a value head on the policy's trunk; "own": a copy of the trunk; "none": for group advantages."""
 
@@ -187,7 +187,7 @@ class TrainConfig:
     eval_limit: int = 128
     """Dev questions scored during training; 0 switches that off."""
     test_limit: int = 300
-    """Questions of each set scored before and after training."""
+    """Questions of each set scored before and after training; 0 switches that off."""
     save_every: int = 10
     keep_checkpoints: int = 2
     max_skipped_minibatches: int = 10
