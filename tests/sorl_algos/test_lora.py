@@ -134,8 +134,9 @@ def test_published_weights_are_the_plain_model_with_adapters_merged(
         same("the saved policy = with adapters", token_logprobs(Policy(loaded), batch).logp, expected, tolerance=1e-5)
 
 
-def moved(model: Any, **changes: Any) -> Any:
+def moved(model: Any, seed: int = 0, **changes: Any) -> Any:
     """A policy whose adapters add something: B, which starts at zero, is drawn too."""
+    torch.manual_seed(seed)
     settings: dict[str, Any] = {"critic": "own", "lora_rank": 2, "lora_alpha": 6.0}
     policy, _ = make_policy_and_critic(model, **settings | changes)
     for name, parameter in policy.lm.named_parameters():
@@ -164,11 +165,12 @@ def test_the_written_adapter_is_the_policys_as_peft_reads_it(targets: str, make_
         loaded = PeftModel.from_pretrained(make_model(), str(tmp_path / "adapter"))(ids).logits
     same("logits with the adapter as peft reads it = with the live one", loaded, live, tolerance=1e-6)
     assert float((live - bare).abs().max()) > 1e-2  # it changes them
-    again = moved(make_model(seed=1), lora_targets=targets)
-    save_adapter(again.lm, tmp_path / "adapter")  # in place of the first
+    other = moved(make_model(), seed=1, lora_targets=targets)
+    save_adapter(other.lm, tmp_path / "adapter")  # in place of the first
     with torch.no_grad():
-        loaded = PeftModel.from_pretrained(make_model(seed=1), str(tmp_path / "adapter"))(ids).logits
-        same("the second adapter takes the first one's place", loaded, again.lm(ids).logits, tolerance=1e-6)
+        loaded = PeftModel.from_pretrained(make_model(), str(tmp_path / "adapter"))(ids).logits
+        same("the second adapter takes the first one's place", loaded, other.lm(ids).logits, tolerance=1e-6)
+    assert len(list(tmp_path.rglob("*"))) == 3
     with pytest.raises(ValueError, match="no adapter 'critic' to write"):
         save_adapter(moved(make_model(), critic="none").lm, tmp_path / "none", name=CRITIC)
 
