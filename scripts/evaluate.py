@@ -62,7 +62,10 @@ class Arguments:
     max_observation_words: int | None = None
     max_turn_tokens: int | None = None
     max_total_tokens: int | None = None
-    style: Literal["continuation", "chat"] = "continuation"
+    style: Literal["continuation", "chat"] | None = None
+    """One growing assistant text, or turns that close; default: the model's own, or else continuation."""
+    system_prompt: str | None = None
+    """A system message before the question; default: the model's own, or else none."""
     temperature: float = 0.0
     top_p: float = 1.0
     sampling_top_k: int = 0
@@ -98,7 +101,7 @@ def main() -> None:
     plans = checked(lambda: make_plans(arguments, own))
     output = arguments.output or Path("results") / arguments.model.strip("/.").replace("/", "_")
     if arguments.dry_run:
-        checked(lambda: print_plans(plans, arguments.tokenizer or model, arguments.style, output))
+        checked(lambda: print_plans(plans, arguments.tokenizer or model, output))
         return
     names = ("dtype", "device", "batch", "url", "tokenizer", "send", "extras")
     options = {name: getattr(arguments, name) for name in names} | {"key": os.environ.get("OPENAI_API_KEY")}

@@ -59,6 +59,10 @@ def _plan(arguments: Any, name: str, own: dict[str, Any]) -> Plan:
         top_k=arguments.sampling_top_k,
         stop=dialect_named(played.dialect).stop_strings if played else (),
     )
+    style = arguments.style or own.get("chat_style", "continuation")
+    system = arguments.system_prompt
+    if system is None and environment != "MathQA-v0":  # as the prompt: a search agent's speaks of other things
+        system = own.get("system_prompt")
     data = {
         "name": short,
         "questions": len(chosen),
@@ -70,7 +74,7 @@ def _plan(arguments: Any, name: str, own: dict[str, Any]) -> Plan:
     identity = {
         "data": data,
         "retrieval": found.about,
-        "prompt": _prompt(played.prompt, arguments.style) if played else {},
+        "prompt": _prompt(played.prompt, style, system) if played else {},
         "environment": {"id": environment, "rules": asdict(played) | {"prompt": None} if played else {}},
         "sampling": asdict(replace(sampling, seeds=None)) | {
             "samples": arguments.samples, "max_total_tokens": tokens["max_total_tokens"],
@@ -88,6 +92,8 @@ def _plan(arguments: Any, name: str, own: dict[str, Any]) -> Plan:
         seed=arguments.seed,
         batch=arguments.batch,
         max_total_tokens=tokens["max_total_tokens"],
+        style=style,
+        system=system,
     )
 
 
@@ -110,9 +116,12 @@ def _rules(arguments: Any, own: dict[str, Any], mode: str, *, math: bool) -> dic
     return rules | given | ({"max_searches": 0} if mode == "none" else {})
 
 
-def _prompt(prompt: Any, style: str) -> dict[str, Any]:
+def _prompt(prompt: Any, style: str, system: str | None) -> dict[str, Any]:
     name = prompt if prompt in PROMPTS else "its own"
-    return {"name": name, "style": style, "sha256": text_digest(resolve_prompt(prompt))}
+    text = resolve_prompt(prompt)
+    if not system:
+        return {"name": name, "style": style, "sha256": text_digest(text)}
+    return {"name": name, "style": style, "system": system, "sha256": text_digest(f"{system}\n{text}")}
 
 
 def play_all(
@@ -120,7 +129,7 @@ def play_all(
 ) -> list[dict[str, Any]]:
     """Plays the sets one after another. What can be refused is refused before the first question is played."""
     plans = [replace(plan, identity=plan.identity | {"model": player.model, "engine": player.about}) for plan in plans]
-    renderers = [renderer_for(plan, player.tokenizer, arguments.style) for plan in plans]
+    renderers = [renderer_for(plan, player.tokenizer) for plan in plans]
     for plan, renderer in zip(plans, renderers, strict=True):
         longest_prompt(plan, renderer)
         if not arguments.restart:

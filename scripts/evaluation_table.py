@@ -22,12 +22,12 @@ def _console() -> Console:
     return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
 
 
-def print_plans(plans: Sequence[Plan], tokenizer: str, style: Any, output: Path) -> None:
+def print_plans(plans: Sequence[Plan], tokenizer: str, output: Path) -> None:
     """What would be played, and what of it is there already."""
     loaded = load_tokenizer(tokenizer)
     table = Table("set", "environment", "questions", "episodes", "data", "retrieval", "prompt", "longest, tokens")
     for plan in plans:
-        about, longest = plan.identity, longest_prompt(plan, renderer_for(plan, loaded, style))[0]
+        about, longest = plan.identity, longest_prompt(plan, renderer_for(plan, loaded))[0]
         retrieval = about["retrieval"]
         searched = retrieval.get("index") or retrieval.get("corpus") or {}
         table.add_row(

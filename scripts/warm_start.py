@@ -1,8 +1,8 @@
 """Supervised warm start on real questions: `python scripts/warm_start.py FILE.jsonl ... --index DIR`.
 
 Splits the questions into train.jsonl and dev.jsonl by a hash of their ids, scores the model as it comes, builds
-demonstrations from the training part (questions with `positive_ids`), imitates them, saves the model and scores it on
-the dev part. Everything lies in --run-dir; the same command goes on where an earlier one stopped, and
+demonstrations from the training part (rows that name passages: `positive_ids`, `pmid`), imitates them, saves the
+model and scores it on the dev part. Everything lies in --run-dir; the same command goes on where an earlier one stopped, and
 `train.py smollm2_wiki --model RUN_DIR/model` takes over from there.
 """
 
@@ -18,6 +18,7 @@ from train import checked, load_retriever
 
 from sorl_algos.models import resolve_model
 from sorl_algos.real_warm_start import WarmStart, WarmStartConfig, check_same, split
+from sorl_env.controls import named_passages
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def main() -> None:
     train, dev = checked(lambda: split(config, questions))
     try:
         with RichProgress() as progress:
-            run = checked(lambda: WarmStart(config, train, dev, retriever, progress))
+            run = checked(lambda: WarmStart(config, train, dev, retriever, progress, named_passages))
             entries = checked(run.execute)
     except KeyboardInterrupt:
         print("stopped; the same command goes on from the last checkpoint")

@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 
 from sorl_algos.advantages import gae, group_advantages, leave_one_out, reward_to_go, spread, turn_gae
-from sorl_algos.losses.clip_norm import clip_sums, clip_sums_per_sequence, factor_of, normalisation_factor
+from sorl_algos.losses.clip_norm import (
+    clip_sums_per_sequence,
+    ess_factor,
+    ess_sums_per_sequence,
+    factor_of,
+    normalisation_factor,
+)
 from sorl_algos.losses.policy import LossOutput, cispo, clipped_surrogate, reinforce
 from sorl_algos.losses.reduce import REDUCTIONS, Counts
 from sorl_algos.losses.segments import RATIO_LEVELS, Pooling, RatioLevel, level_ratio, masked
@@ -60,6 +66,39 @@ class CoefficientRatio:
         _check("trigger level", self.level, RATIO_LEVELS)
         _check("scope", self.scope, ("minibatch", "microbatch", "sequence"))
 
+    def sums(self, ratio: Tensor, advantages: Tensor, mask: Tensor, *, clip_low: float, clip_high: float) -> Tensor:
+        """(B, 4), additive over rows, micro-batches and ranks; inputs (B, T)."""
+        return clip_sums_per_sequence(ratio, advantages, mask, clip_low=clip_low, clip_high=clip_high)
+
+    def factor(self, sums: Tensor) -> tuple[Tensor, Tensor]:
+        """(factor, rho), each (...), from sums (..., 4)."""
+        return normalisation_factor(sums, self.threshold)
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveSampleSize:
+    """rho = N sum w^2 / (sum w)^2: by how much the ratios' spread cuts the number of samples. Ours, not the paper's.
+
+    It needs no clip range, sees a few huge ratios that lie among many clipped ones, and leaves the advantages out.
+    """
+
+    threshold: float = 1.1
+    level: RatioLevel = "token"
+    scope: Scope = "minibatch"
+
+    def __post_init__(self) -> None:
+        _check_threshold(self.threshold)
+        _check("trigger level", self.level, RATIO_LEVELS)
+        _check("scope", self.scope, ("minibatch", "microbatch", "sequence"))
+
+    def sums(self, ratio: Tensor, advantages: Tensor, mask: Tensor, *, clip_low: float, clip_high: float) -> Tensor:
+        """(B, 3), additive over rows, micro-batches and ranks; inputs (B, T), of which the advantages count not."""
+        return ess_sums_per_sequence(ratio, mask)
+
+    def factor(self, sums: Tensor) -> tuple[Tensor, Tensor]:
+        """(factor, rho), each (...), from sums (..., 3)."""
+        return ess_factor(sums, self.threshold)
+
 
 @dataclass(frozen=True, slots=True)
 class GradientNorm:
@@ -94,9 +133,12 @@ class GradientRatio:
         return torch.where(excess_norm > 0, excess_norm / clipped_norm.clamp(min=tiny), 0.0)
 
 
-Normalisation = CoefficientRatio | GradientNorm | GradientRatio
-NORMALISATIONS: dict[str, type[CoefficientRatio] | type[GradientNorm] | type[GradientRatio]] = {
+BySums = CoefficientRatio | EffectiveSampleSize
+"""Those that are triggered by sums over tokens, not by gradients."""
+Normalisation = BySums | GradientNorm | GradientRatio
+NORMALISATIONS: dict[str, type[Normalisation]] = {
     "coefficient_ratio": CoefficientRatio,
+    "effective_sample_size": EffectiveSampleSize,
     "gradient_norm": GradientNorm,
     "gradient_ratio": GradientRatio,
 }
@@ -156,7 +198,7 @@ class Algorithm:
     @property
     def scales_loss(self) -> bool:
         """Whether `policy_loss` itself applies the factor; otherwise the trainer scales the gradient."""
-        return isinstance(self.normalisation, CoefficientRatio) and self.normalisation.scope != "minibatch"
+        return isinstance(self.normalisation, BySums) and self.normalisation.scope != "minibatch"
 
     def estimate_advantages(
         self,
@@ -205,7 +247,7 @@ class Algorithm:
 
         weights: not negative, without gradient, those of a correction: they multiply loss and excess of each
         token, and a token of weight 0 does not enter the normalisation.
-        With the coefficient ratio at scope "sequence" or "microbatch" the loss and its excess are already
+        With a normalisation by sums at scope "sequence" or "microbatch" the loss and its excess are already
         scaled by the factor, and the metrics gain `sum_factor` and `factors` (divide one by the other) and
         `max_rho`.
         """
@@ -224,8 +266,8 @@ class Algorithm:
         if not self.scales_loss:
             return out
         counted = mask if weights is None else weights > 0
-        sums = self._trigger(clip_sums_per_sequence, *tensors, counted, clip_low, clip_high)
-        return _scaled(out, sums, mask, cast(CoefficientRatio, self.normalisation))
+        sums = self._trigger(*tensors, counted, clip_low, clip_high)
+        return _scaled(out, sums, mask, cast(BySums, self.normalisation))
 
     def trigger_sums(
         self,
@@ -239,14 +281,13 @@ class Algorithm:
         clip_high: float,
         weights: Tensor | None = None,
     ) -> Tensor:
-        """`clip_sums` (4,) at the trigger's ratio level: add them over micro-batches and ranks, then take
-        `normalisation_factor(sums, normalisation.threshold)`. For the coefficient ratio only (ValueError
-        otherwise).
+        """The normalisation's sums (K,) at the trigger's ratio level: add them over micro-batches and ranks, then
+        take `normalisation.factor(sums)`. For a normalisation by sums only (ValueError otherwise).
         """
         counted = mask
         if weights is not None:
             advantages, counted = masked(advantages, mask) * weights, weights > 0
-        return self._trigger(clip_sums, logp, old_logp, advantages, mask, turn_ids, counted, clip_low, clip_high)
+        return self._trigger(logp, old_logp, advantages, mask, turn_ids, counted, clip_low, clip_high).sum(dim=0)
 
     def reduce(self, per_token: Tensor, mask: Tensor, turn_ids: Tensor, counts: Counts) -> Tensor:
         """The row's reduction over global counts, a scalar."""
@@ -255,7 +296,6 @@ class Algorithm:
     @torch.no_grad()
     def _trigger(
         self,
-        sums_of: Callable[..., Tensor],
         logp: Tensor,
         old_logp: Tensor,
         advantages: Tensor,
@@ -265,11 +305,11 @@ class Algorithm:
         clip_low: float,
         clip_high: float,
     ) -> Tensor:
-        """Ratios over the segments of ``mask``, sums over the tokens that ``counted`` holds."""
-        if not isinstance(self.normalisation, CoefficientRatio):
-            raise ValueError("only the coefficient_ratio normalisation is triggered by sums over tokens")
+        """Ratios over the segments of ``mask``, sums (B, K) over the tokens that ``counted`` holds."""
+        if not isinstance(self.normalisation, BySums):
+            raise ValueError("only coefficient_ratio and effective_sample_size are triggered by sums over tokens")
         ratio = level_ratio(logp, old_logp, mask, turn_ids, self.normalisation.level, self.pooling)
-        return sums_of(ratio, advantages, counted, clip_low=clip_low, clip_high=clip_high)
+        return self.normalisation.sums(ratio, advantages, counted, clip_low=clip_low, clip_high=clip_high)
 
 
 # the same two steps as functions of a row
@@ -321,12 +361,12 @@ ADVANTAGES: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {
 }
 
 
-def _scaled(out: LossOutput, sums: Tensor, mask: Tensor, normalisation: CoefficientRatio) -> LossOutput:
+def _scaled(out: LossOutput, sums: Tensor, mask: Tensor, normalisation: BySums) -> LossOutput:
     """Multiply a loss by the factor of each sequence, or by the one factor of the micro-batch."""
     if normalisation.scope == "microbatch":
         sums = sums.sum(dim=0, keepdim=True)
-    factor, rho = normalisation_factor(sums, normalisation.threshold)  # (B,) or (1,)
-    counted = (sums[:, 1] + sums[:, 3]) > 0  # rows without action tokens have no factor to speak of
+    factor, rho = normalisation.factor(sums)  # (B,) or (1,)
+    counted = (sums != 0).any(dim=1)  # rows without action tokens have no factor to speak of
     metrics = {
         "sum_factor": torch.where(counted, factor, 0.0).sum(),
         "factors": counted.sum(),
@@ -413,6 +453,9 @@ def _with_settings(normalisation: Normalisation | None, settings: dict[str, Any]
             f"{', '.join(settings)} of the normalisation given, but there is no normalisation; "
             f"choose one of {', '.join(NORMALISATIONS)}"
         )
-    if "level" in settings and not isinstance(normalisation, CoefficientRatio):
-        raise ValueError("trigger_level belongs to coefficient_ratio; a gradient norm is taken at the loss's level")
+    if "level" in settings and not isinstance(normalisation, BySums):
+        raise ValueError(
+            "trigger_level belongs to coefficient_ratio and effective_sample_size; a gradient norm is taken at the "
+            "loss's level"
+        )
     return replace(normalisation, **settings)

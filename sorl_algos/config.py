@@ -118,10 +118,15 @@ class TrainConfig:
     algorithm: str = "so_ppo"
     advantages: AdvantageName | None = None
     level: Literal["token", "turn", "sequence"] | None = None
-    normalisation: Literal["none", "coefficient_ratio", "gradient_norm", "gradient_ratio"] | None = None
+    normalisation: (
+        Literal["none", "coefficient_ratio", "gradient_norm", "gradient_ratio", "effective_sample_size"] | None
+    ) = None
     threshold: float | None = None
     scope: Literal["minibatch", "microbatch", "sequence"] | None = None
     trigger_level: Literal["token", "turn", "sequence"] | None = None
+    factor_on: Literal["gradient", "step"] = "gradient"
+    """What the normalisation's factor multiplies: the policy's gradient, as published, or the optimiser's step (its
+    rate), which neither Adam nor max_grad_norm can take back."""
     pooling: Literal["mean", "sum"] | None = None
     reduction: str | None = None
     loss: LossName | None = None
@@ -285,6 +290,7 @@ class TrainConfig:
             ("correction", ("none", "truncated_is", "icepop", "rejection", "decoupled")),
             ("correction_level", ("token", "turn", "sequence")),
             ("correction_pooling", ("mean", "sum")),
+            ("factor_on", ("gradient", "step")),
             ("kl_reward_estimator", ("k1", "k2", "k3")),
             ("kl_loss_estimator", ("k1", "k2", "k3")),
             ("lr_schedule", ("constant", "linear", "cosine")),
@@ -294,6 +300,11 @@ class TrainConfig:
         ):
             if getattr(self, name) not in known:
                 raise ValueError(f"unknown {name} {getattr(self, name)!r}; known: {', '.join(known)}")
+        if self.factor_on == "step" and self.algorithm_row().scope != "minibatch":
+            raise ValueError(
+                f"factor_on 'step' needs one factor for each optimiser step, but algorithm {self.algorithm!r} "
+                f"normalises at scope {self.algorithm_row().scope}; use --scope minibatch with a normalisation"
+            )
         if self.queue_groups is not None and (self.source != "async" or self.queue_groups < 1):
             raise ValueError(
                 f"queue_groups is {self.queue_groups} and source {self.source!r}; it is for source 'async', at least 1"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import nn
+from torch import Tensor, nn
 
 from sorl_algos.algorithms import Algorithm
 from sorl_algos.config import TrainConfig
@@ -60,6 +60,20 @@ class Learner:
         Where weights are split, at each: no rank has room for whole gradients.
         """
         return nullcontext() if last or self.sharded else self.accelerator.no_sync(self.policy)
+
+
+    @contextmanager
+    def scaled_rate(self, factor: Tensor | None) -> Iterator[None]:
+        """Within, the policy's own learning rate is multiplied by a 0-d factor; the critic's is not. None: as it is."""
+        groups = [group for group in self.policy_optimizer.param_groups if group.get("name") != "value"]
+        rates = [group["lr"] for group in groups]
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate if factor is None else rate * float(factor)
+        try:
+            yield
+        finally:
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = rate
 
 
 def make_learner(

@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from sorl_algos.algorithms import Algorithm, CoefficientRatio, GradientNorm, GradientRatio, gradient_factor
+from sorl_algos.algorithms import Algorithm, BySums, GradientNorm, GradientRatio, gradient_factor
 from sorl_algos.batch import Batch
 from sorl_algos.distributed import all_sum, any_rank, world_size
-from sorl_algos.losses.clip_norm import normalisation_factor
 from sorl_algos.losses.policy import LossOutput
 from sorl_algos.sharding import gradient_norm, is_split
 
@@ -30,6 +29,7 @@ class ClipNormaliser:
     every rank takes part in each second backward, and a "microbatch" is what all ranks run at one time.
 
     measure: report the norm of the clipping-bias term C (``excess_norm``) whatever the algorithm.
+    of_step: leave the gradient as it is; the caller scales the optimiser's step by the factor.
     """
 
     def __init__(
@@ -40,8 +40,9 @@ class ClipNormaliser:
         clip_low: float,
         clip_high: float,
         measure: bool = False,
+        of_step: bool = False,
     ) -> None:
-        self.algorithm, self.measure = algorithm, measure
+        self.algorithm, self.measure, self.of_step = algorithm, measure, of_step
         self.parameters = parameters
         self.split = is_split(parameters)
         self.clip_low, self.clip_high = clip_low, clip_high
@@ -73,7 +74,7 @@ class ClipNormaliser:
             else:
                 for total, gradient in zip(self._excess, excess, strict=True):
                     total += gradient
-        if isinstance(setting, CoefficientRatio) and not self.algorithm.scales_loss:
+        if isinstance(setting, BySums) and not self.algorithm.scales_loss:
             assert micro.old_logp is not None and micro.advantages is not None
             sums = self.algorithm.trigger_sums(
                 logp,
@@ -128,27 +129,27 @@ class ClipNormaliser:
 
     @torch.no_grad()
     def scale_gradients(self) -> dict[str, Tensor]:
-        """Multiplies the accumulated policy gradient by the factor; returns ``factor`` and ``rho`` (0-d).
+        """Multiplies the accumulated policy gradient by the factor, unless ``of_step``; returns ``factor`` and ``rho``.
 
         Where it was taken, the norm of C too, as ``excess_norm``.
         """
         setting = self.algorithm.normalisation
         report: dict[str, Tensor] = {}
-        of_step = isinstance(setting, GradientNorm | GradientRatio) and setting.scope == "minibatch"
-        if self.measure or of_step:
+        by_gradient = isinstance(setting, GradientNorm | GradientRatio) and setting.scope == "minibatch"
+        if self.measure or by_gradient:
             excess = self._excess or [torch.zeros_like(parameter) for parameter in self.parameters]
             report["excess_norm"] = gradient_norm(excess if self.split else [all_sum(part) for part in excess])
         if setting is None or setting.scope != "minibatch":
             return report
-        if isinstance(setting, CoefficientRatio):
+        if isinstance(setting, BySums):
             if self._sums is None:
                 return report
-            factor, rho = normalisation_factor(all_sum(self._sums), setting.threshold)
+            factor, rho = setting.factor(all_sum(self._sums))
         else:
             clipped_norm = gradient_norm([p.grad for p in self.parameters if p.grad is not None])
             factor, rho = gradient_factor(setting, report["excess_norm"], clipped_norm)
         report |= {"factor": factor, "rho": rho}
-        for parameter in self.parameters:
+        for parameter in () if self.of_step else self.parameters:
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
         return report

@@ -16,7 +16,6 @@ from typing import Any
 
 from sorl_algos.demonstrations import answer_text, demonstrate, search_text
 from sorl_algos.rollout.renderer import Renderer
-from sorl_env.controls import named_passages
 from sorl_env.trajectory import Trajectory
 
 LONGEST_ANSWER_WORDS = 6
@@ -42,17 +41,28 @@ def keywords(text: str) -> str:
     return " ".join(kept) or " ".join(words)
 
 
-def find_queries(questions: Sequence[Any], retriever: Any, *, top_k: int) -> dict[str, str]:
+Named = Callable[[Any], Sequence[str]]
+"""Ids of the passages that a question's row names."""
+
+
+def positive_ids(question: Any) -> Sequence[str]:
+    """The row's ``positive_ids``."""
+    return question.metadata.get("positive_ids", ())
+
+
+def find_queries(
+    questions: Sequence[Any], retriever: Any, *, top_k: int, named: Named = positive_ids
+) -> dict[str, str]:
     """For each question that has one, a query whose first ``top_k`` hits hold a passage that its row names.
 
     Tried are the question's keywords, then the question as it stands. One retriever call for each.
     """
     found: dict[str, str] = {}
-    left = [question for question in questions if named_passages(question)]
+    left = [question for question in questions if named(question)]
     for make in (keywords, lambda text: text.rstrip(" ?")):
         queries = [make(question.text) for question in left]
         for question, query, hits in zip(left, queries, retriever.search(queries, top_k), strict=True):
-            if {hit.passage.id for hit in hits} & set(named_passages(question)):
+            if {hit.passage.id for hit in hits} & set(named(question)):
                 found[question.id] = query
         left = [question for question in left if question.id not in found]
     return found
@@ -132,6 +142,7 @@ def real_demonstrations(
     top_k: int,
     seed: int,
     max_tokens: int,
+    named: Named = positive_ids,
     on_episodes: Callable[[int], None] | None = None,
 ) -> list[Trajectory]:
     """Plays every question that a query was found for; keeps the episodes that were rewarded in full and are short.
@@ -140,7 +151,7 @@ def real_demonstrations(
         env: a vector environment over these questions, whose ``top_k`` is the one given here.
         max_tokens: longer episodes are left out.
     """
-    queries = find_queries(questions, retriever, top_k=top_k)
+    queries = find_queries(questions, retriever, top_k=top_k, named=named)
     usable = [question for question in questions if question.id in queries]
     played = demonstrate(env, renderer, usable, ReadingScript(queries), seed=seed, on_episodes=on_episodes)
     return [

@@ -18,7 +18,7 @@ import torch
 from sorl_algos.evaluate import evaluate
 from sorl_algos.metrics import write_text_atomically
 from sorl_algos.models import Policy, load_language_model, save_language_model
-from sorl_algos.real_demonstrations import in_dev, real_demonstrations
+from sorl_algos.real_demonstrations import Named, in_dev, positive_ids, real_demonstrations
 from sorl_algos.rollout.hf import HFEngine
 from sorl_algos.rollout.renderer import Renderer
 from sorl_algos.run import Progress
@@ -119,10 +119,20 @@ class WarmStart:
 
     Args:
         train, dev: disjoint QuestionSets.
-        retriever: searches passages among which are the ``positive_ids`` of the training questions.
+        retriever: searches passages among which are those that the training questions name.
+        named: gives the ids that a question names.
     """
 
-    def __init__(self, config: WarmStartConfig, train: Any, dev: Any, retriever: Any, progress: Progress) -> None:
+    def __init__(
+        self,
+        config: WarmStartConfig,
+        train: Any,
+        dev: Any,
+        retriever: Any,
+        progress: Progress,
+        named: Named = positive_ids,
+    ) -> None:
+        self.named = named
         self.config, self.train, self.dev = config, train, dev
         self.retriever, self.progress = retriever, progress
         self.saved = config.run_dir / "model"
@@ -193,11 +203,12 @@ class WarmStart:
             top_k=config.top_k,
             seed=config.seed,
             max_tokens=config.max_total_tokens,
+            named=self.named,
         )
         if not demonstrations:
             raise ValueError(
                 f"none of the {len(self.train)} training questions became a demonstration; the rows need "
-                "positive_ids, and the index must hold those passages"
+                "positive_ids (or pmid), and the index must hold those passages"
             )
         self.progress.begin(f"warm start ({len(demonstrations)} demonstrations)", config.steps)
         began = time.monotonic()

@@ -238,6 +238,7 @@ def optimiser_step(learner: Learner, minibatch: Batch, update: int) -> dict[str,
         clip_low=config.clip_low,
         clip_high=config.clip_high,
         measure=config.excess_norm_every > 0 and update % config.excess_norm_every == 0,
+        of_step=config.factor_on == "step",
     )
     only_critic = learner.algorithm.needs_critic and update < config.critic_warmup_updates
     totals: dict[str, Tensor] = {}
@@ -262,7 +263,8 @@ def optimiser_step(learner: Learner, minibatch: Batch, update: int) -> dict[str,
             if not norm > 0:
                 for parameter in parameters:
                     parameter.grad = None
-        learner.policy_optimizer.step()
+        with learner.scaled_rate(report.get("factor") if config.factor_on == "step" else None):
+            learner.policy_optimizer.step()
         if learner.critic_optimizer is not None:
             learner.critic_optimizer.step()
         totals["steps"] = torch.ones(())

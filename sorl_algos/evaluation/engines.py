@@ -15,8 +15,8 @@ from sorl_algos.models import load_language_model, resolve_model
 ENGINES = ("hf", "vllm", "openai")
 # Settings that an evaluation takes over from the run that made a model.
 _TAKEN = (
-    "prompt", "prompt_file", "dialect", "max_searches", "top_k", "max_observation_words", "max_turn_tokens",
-    "max_total_tokens",
+    "prompt", "prompt_file", "dialect", "chat_style", "system_prompt", "max_searches", "top_k",
+    "max_observation_words", "max_turn_tokens", "max_total_tokens",
 )  # fmt: skip
 DEFAULTS: dict[str, Any] = {"max_turn_tokens": 512, "max_total_tokens": 4096}
 

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sorl_algos.evaluation.identity import question_digest
 from sorl_algos.evaluation.results import QuestionLog, episode_row, make_result, write_result
@@ -36,6 +36,7 @@ class Plan:
         seed: of sampling and of the bootstrap.
         batch: questions played at one time.
         max_total_tokens: longest episode in tokens; None: no limit.
+        style, system: of the `Renderer`.
 
     Raises:
         ValueError: no question, or several samples of greedy decoding.
@@ -51,6 +52,8 @@ class Plan:
     seed: int = 0
     batch: int = 32
     max_total_tokens: int | None = None
+    style: Literal["continuation", "chat"] = "continuation"
+    system: str | None = None
 
     def __post_init__(self) -> None:
         if not len(self.questions):
@@ -87,14 +90,14 @@ class SeededByPrompt:
         return int.from_bytes(digest, "little")
 
 
-def renderer_for(plan: Plan, tokenizer: Any, style: Any) -> Renderer:
-    """A renderer that shows the tools of the plan's environment, where its dialect has any.
+def renderer_for(plan: Plan, tokenizer: Any) -> Renderer:
+    """The plan's renderer, which shows the tools of the plan's environment, where its dialect has any.
 
     Raises:
         ValueError: a chat template that cannot.
     """
     tools = plan.make_env(1).tools if len(plan.questions) else ()
-    return Renderer(tokenizer, style=style, tools=tools)
+    return Renderer(tokenizer, style=plan.style, system=plan.system, tools=tools)
 
 
 def longest_prompt(plan: Plan, renderer: Renderer) -> tuple[int, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,32 @@ ARMS: dict[str, Arm] = {
         Arm("so_ppo_micro", "so_ppo, scope microbatch", {"algorithm": "so_ppo", "scope": "microbatch"}),
         Arm("so_ppo_sequence", "so_ppo, scope sequence", {"algorithm": "so_ppo", "scope": "sequence"}),
         Arm("so_ppo_turn_trigger", "so_ppo, trigger on turn ratios", {"algorithm": "so_ppo", "trigger_level": "turn"}),
+        # What follows from the findings: ours, beside the paper's
+        Arm(
+            "so_ppo_step",
+            "so_ppo, the factor on the step instead of the gradient",
+            {"algorithm": "so_ppo", "factor_on": "step"},
+        ),
+        Arm(
+            "s_ppo_step",
+            "s_ppo, the factor on the step instead of the gradient",
+            {"algorithm": "s_ppo", "factor_on": "step"},
+        ),
+        Arm(
+            "so_ppo_ess",
+            "turn ratios, trigger effective_sample_size on the step",
+            {"algorithm": "so_ppo", "normalisation": "effective_sample_size", "factor_on": "step"},
+        ),
+        Arm(
+            "s_ppo_ess",
+            "token ratios, trigger effective_sample_size on the step",
+            {"algorithm": "s_ppo", "normalisation": "effective_sample_size", "factor_on": "step"},
+        ),
+        Arm(
+            "ppo_max_pass_kl",
+            "token ratios, no further pass once the KL of one is above 0.02",
+            {"algorithm": "ppo", "max_pass_kl": 0.02},
+        ),
         Arm("turn_ppo_dual_clip", "turn ratios, dual clip at 3", {"algorithm": "turn_ppo", "dual_clip": 3.0}),
         Arm(
             "ppo_legacy",
@@ -163,9 +189,14 @@ class Cell:
         return replace(COMMON, **settings)
 
     def digest(self) -> str:
-        """Twelve hexadecimal digits of everything that decides the run; a result of other settings is not reused."""
-        regime = REGIMES[self.regime]
-        what = {**asdict(self.config(Path("run"))), "staleness": regime.staleness, "mismatch": regime.mismatch}
+        """Twelve hexadecimal digits of everything that decides the run; a result of other settings is not reused.
+
+        Settings at their defaults do not enter, so that a new one leaves old results valid.
+        """
+        regime, settings = REGIMES[self.regime], asdict(self.config(Path("run")))
+        known = {field.name: field.default for field in fields(TrainConfig)}
+        changed = {name: value for name, value in settings.items() if value != known[name]}
+        what = {**changed, "staleness": regime.staleness, "mismatch": regime.mismatch}
         return hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 

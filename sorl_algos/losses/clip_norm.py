@@ -43,6 +43,26 @@ def clip_sums_per_sequence(
 
 
 @torch.no_grad()
+def ess_sums_per_sequence(ratio: Tensor, mask: Tensor) -> Tensor:
+    """Sums behind the effective sample size of each row: (B, 3), additive: of w, of w^2, and the count of tokens."""
+    on = mask.to(torch.bool)
+    ratio = masked(ratio, on)
+    return torch.stack([ratio.sum(dim=1), ratio.square().sum(dim=1), on.sum(dim=1).to(ratio.dtype)], dim=1)
+
+
+@torch.no_grad()
+def ess_factor(sums: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
+    """Factor and rho of the effective sample size from its sums (..., 3): rho = N sum w^2 / (sum w)^2 (Kish 1965).
+
+    rho is 1 where all ratios agree and N where one of them outweighs all others; 0 without tokens.
+    """
+    total, squares, count = sums.unbind(dim=-1)
+    tiny = torch.finfo(sums.dtype).tiny
+    rho = count * squares / total.square().clamp(min=tiny)
+    return factor_of(rho, threshold), rho
+
+
+@torch.no_grad()
 def normalisation_factor(sums: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     """Factor and rho of the coefficient ratio from its sums.
 
@@ -61,5 +81,5 @@ def normalisation_factor(sums: Tensor, threshold: float) -> tuple[Tensor, Tensor
 
 @torch.no_grad()
 def factor_of(rho: Tensor, threshold: float) -> Tensor:
-    """1 where rho <= threshold, else 1 / rho; never above 1. For all three estimators; NaN stays NaN."""
+    """1 where rho <= threshold, else 1 / rho; never above 1. For all estimators; NaN stays NaN."""
     return torch.where(rho <= threshold, torch.ones_like(rho), 1.0 / rho).clamp(max=1.0)

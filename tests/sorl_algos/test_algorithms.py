@@ -276,7 +276,7 @@ def test_no_normalisation_leaves_the_loss_alone_and_has_no_trigger() -> None:
     plain = algorithm("ppo").policy_loss(*batch.five, **CLIPS)
     minibatch = algorithm("s_ppo").policy_loss(*batch.five, **CLIPS)
     assert torch.equal(plain.per_token, minibatch.per_token)  # the trainer scales the gradient instead
-    with pytest.raises(ValueError, match="only the coefficient_ratio normalisation"):
+    with pytest.raises(ValueError, match="only coefficient_ratio and effective_sample_size"):
         algorithm("ppo").trigger_sums(*batch.five, **CLIPS)
 
 

@@ -5,7 +5,14 @@ import math
 import pytest
 import torch
 
-from sorl_algos.losses.clip_norm import clip_sums, clip_sums_per_sequence, factor_of, normalisation_factor
+from sorl_algos.losses.clip_norm import (
+    clip_sums,
+    clip_sums_per_sequence,
+    ess_factor,
+    ess_sums_per_sequence,
+    factor_of,
+    normalisation_factor,
+)
 from sorl_algos.losses.segments import level_ratio
 from tests.sorl_algos import reference_loops as loops
 from tests.sorl_algos.proofs import random_batch, same
@@ -105,3 +112,24 @@ def test_masked_values_and_gradients_stay_out() -> None:
     sums = clip_sums(ratio, advantages, torch.tensor([[1, 0, 1]]), clip_low=0.2, clip_high=0.2)
     assert sums.tolist() == [4.0, 1.0, 1.0, 1.0]
     assert not sums.requires_grad
+
+
+def test_effective_sample_size_by_hand() -> None:
+    """Ratios 1, 1, 2: (1 + 1 + 2)^2 = 16 and 3 (1 + 1 + 4) = 18, so rho is 18 / 16. The padding holds no ratio."""
+    ratio = torch.tensor([[1.0, 1.0, math.nan], [2.0, math.inf, 7.0]], dtype=torch.float64)
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    sums = ess_sums_per_sequence(ratio, mask)
+    assert sums.tolist() == [[2.0, 2.0, 2.0], [2.0, 4.0, 1.0]]
+    factor, rho = ess_factor(sums.sum(dim=0), threshold=1.1)
+    assert (float(rho), float(factor)) == pytest.approx((18 / 16, 16 / 18))
+    assert float(ess_factor(sums.sum(dim=0), threshold=1.2)[0]) == 1.0
+
+
+def test_effective_sample_size_is_one_for_equal_ratios_and_n_for_one_that_outweighs_all() -> None:
+    equal = ess_sums_per_sequence(torch.full((1, 8), 3.0), torch.ones(1, 8, dtype=torch.bool))
+    assert float(ess_factor(equal[0], 1.1)[1]) == pytest.approx(1.0)
+    alone = torch.zeros(1, 8)
+    alone[0, 3] = 1e6
+    assert float(ess_factor(ess_sums_per_sequence(alone, torch.ones(1, 8, dtype=torch.bool))[0], 1.1)[1]) == 8.0
+    nothing = ess_sums_per_sequence(alone, torch.zeros(1, 8, dtype=torch.bool))
+    assert [float(value) for value in ess_factor(nothing[0], 1.1)] == [1.0, 0.0]

@@ -16,7 +16,7 @@ from sorl_algos.losses.reduce import counts_of
 from sorl_algos.losses.segments import level_ratio
 from sorl_algos.models import Policy, score, token_logprobs
 from sorl_algos.normalisation import ClipNormaliser
-from sorl_algos.trainer import estimate_advantages, micro_loss, policy_terms
+from sorl_algos.trainer import estimate_advantages, micro_loss, optimiser_step, policy_terms
 from tests.sorl_algos.proofs import same
 from tests.sorl_algos.small_game import made_up, small_config
 
@@ -76,6 +76,7 @@ def gradients(learner: Learner, batch: Batch, micros: list[Batch]) -> tuple[list
     *({"algorithm": name} for name in ROWS),
     {"algorithm": "so_ppo", "normalisation": "gradient_norm", "threshold": 1.0},
     {"algorithm": "so_ppo", "normalisation": "gradient_ratio", "threshold": 1.0},
+    {"algorithm": "so_ppo", "normalisation": "effective_sample_size"},
     {"algorithm": "s_grpo", "scope": "minibatch"},
     {"algorithm": "so_ppo", "threshold": 0.2, "reduction": "turn_mean", "advantages": "turn_gae"},
 ], ids=lambda changes: "-".join(str(value) for value in changes.values()))  # fmt: skip
@@ -280,3 +281,27 @@ def test_the_measured_norm_takes_one_factor_for_the_microbatch(tmp_path: Path, m
     factor = norms[1]["factor"]
     assert 0 < factor < 1
     same("norm of C, microbatch scope = factor x norm of C", inside / (factor * after), torch.ones(()), tolerance=1e-5)
+
+
+def moved(learner: Learner, batch: Batch) -> tuple[list[Tensor], float]:
+    """By how much one optimiser step moved each policy parameter, and its factor; the rate stays as it was."""
+    before = [parameter.detach().clone() for parameter in learner.policy_parameters]
+    rates = [group["lr"] for group in learner.policy_optimizer.param_groups]
+    report = optimiser_step(learner, batch, update=99)
+    assert [group["lr"] for group in learner.policy_optimizer.param_groups] == rates
+    after = [parameter.detach() for parameter in learner.policy_parameters]
+    return [new - old for new, old in zip(after, before, strict=True)], float(report["step/factor"])
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_factor_on_the_step_is_what_adam_cannot_take_back(optimizer: str, make_model: Any, tmp_path: Path) -> None:
+    """Plain SGD cannot tell the two apart; Adam's first step has the size of its rate, whatever the gradient's."""
+    steps = {}
+    for where in ("gradient", "step"):
+        changes = {"threshold": 0.2, "factor_on": where, "optimizer": optimizer, "max_grad_norm": 1e9}
+        learner = learner_for(tmp_path, make_model, **changes)
+        steps[where], factor = moved(learner, off_policy(learner))
+        assert factor < 0.9
+    on_gradient, on_step = (torch.cat([part.flatten() for part in steps[name]]) for name in ("gradient", "step"))
+    share = float(on_step.abs().sum() / on_gradient.abs().sum())
+    assert share == pytest.approx(1.0 if optimizer == "sgd" else factor, rel=1e-3)

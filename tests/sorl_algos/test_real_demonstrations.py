@@ -23,6 +23,7 @@ from sorl_algos.real_demonstrations import (
 from sorl_algos.real_warm_start import WarmStart, WarmStartConfig, check_same, split
 from sorl_algos.rollout.renderer import Renderer
 from sorl_algos.tiny import tiny_language_model, train_tokenizer
+from sorl_env.controls import named_passages
 from sorl_env.questions import Question, QuestionSet, load_questions
 from tests.fakes import FakeRetriever
 
@@ -107,7 +108,7 @@ def test_the_script_searches_then_names_the_passage_and_answers() -> None:
 def test_a_question_with_options_is_answered_with_the_right_one() -> None:
     question = Question("q5", "Does it help?", ("B",), "choice", {"options": {"A": "yes", "B": "no"}, "pmid": "7"})
     retriever = FakeRetriever({"help": [Passage("pmid-7", "PubMed 7", "It did not.")]})
-    queries = find_queries([question], retriever, top_k=1)
+    queries = find_queries([question], retriever, top_k=1, named=named_passages)
     assert queries == {"q5": "help"}
     script, rng = ReadingScript(queries), random.Random(0)
     assert script(question, SHOWN, 1, rng) == "<think>The passage suggests no.</think><answer> no</answer>"

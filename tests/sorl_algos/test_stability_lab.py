@@ -176,6 +176,15 @@ def test_every_cell_of_every_grid_has_valid_settings() -> None:
         Cell("pppo", "reuse4", 0).config(Path("run"))
 
 
+def test_a_result_is_known_by_what_differs_from_the_defaults() -> None:
+    """So a setting that is new, or given at its default, leaves old results valid."""
+    cell = Cell("ppo", "reuse4", 0)
+    assert Cell("ppo", "reuse4", 0, (("dual_clip", None), ("factor_on", "gradient"))).digest() == cell.digest()
+    others = [Cell("ppo", "reuse4", 1), Cell("so_ppo", "reuse4", 0), Cell("ppo", "stale4", 0), Cell("ppo", "noise", 0)]
+    others.append(Cell("ppo", "reuse4", 0, (("lr", 3e-4),)))
+    assert len({other.digest() for other in [cell, *others]}) == 6
+
+
 def test_grids_are_whole_tables_at_any_time() -> None:
     order = list(cells(("a", "b"), ("x", "y"), 2))
     assert [(cell.seed, cell.regime, cell.arm) for cell in order[:4]] == [
