@@ -113,7 +113,12 @@ def _rules(arguments: Any, own: dict[str, Any], mode: str, *, math: bool) -> dic
     rules = {name: own[name] for name in RULES if name in own}
     if "prompt_file" in own:
         rules["prompt"] = Path(own["prompt_file"])
-    return rules | given | ({"max_searches": 0} if mode == "none" else {})
+    rules |= given
+    if mode == "none":
+        rules["max_searches"] = 0
+        if "prompt" not in rules and rules.get("dialect", "search_r1") == "search_r1":
+            rules["prompt"] = "closed_book"  # the environment's own would ask for searches
+    return rules
 
 
 def _prompt(prompt: Any, style: str, system: str | None) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 Splits the questions into train.jsonl and dev.jsonl by a hash of their ids, scores the model as it comes, builds
 demonstrations from the training part (rows that name passages: `positive_ids`, `pmid`), imitates them, saves the
-model and scores it on the dev part. Everything lies in --run-dir; the same command goes on where an earlier one stopped, and
-`train.py smollm2_wiki --model RUN_DIR/model` takes over from there.
+model and scores it on the dev part. Everything lies in --run-dir; the same command goes on where an earlier one
+stopped, and `train.py smollm2_wiki --model RUN_DIR/model` takes over from there.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class TrainConfig:
     reward: str = "exact_match"
     """A name of the table of rewards, or a weighted sum: "exact_match + 0.1*format"."""
     prompt: str = "short"
-    """search_r1, medical, tools, medical_tools, math, short, or a template with {question} in it."""
+    """search_r1, medical, tools, medical_tools, closed_book, math, short, or a template with {question} in it."""
     prompt_file: Path | None = None
     """A UTF-8 file with {question} in it, in place of the named prompt."""
     dialect: Literal["search_r1", "tool_call", "boxed"] | None = None

@@ -43,7 +43,8 @@ def find_set(name: str, data: Path | None = None) -> tuple[str, QuestionSet, Pat
 
     Args:
         name: ``world:SPLIT``, ``medical:SPLIT``, ``math:SPLIT`` (bundled, no file), a path, or a name that the data
-            directory holds, in itself or in a folder of it.
+            directory holds, in itself or in a folder of it. ``NAME:MARK`` (``pubmedqa:official_test``) takes the rows
+            of a file in which the field MARK is true.
         data: that directory.
 
     Raises ValueError for a name that is none of these; the message says where was looked and what makes the file.
@@ -51,9 +52,19 @@ def find_set(name: str, data: Path | None = None) -> tuple[str, QuestionSet, Pat
     bundled, colon, split = name.partition(":")
     if colon and bundled in ("world", "medical", "math"):
         return name.replace(":", "_"), _bundled(bundled, split), None, Counter()
-    path = Path(name) if Path(name).is_file() else _search(name, data)
-    questions, left_out = read_questions(path, kind=PUBLIC_SETS[name].kind if name in PUBLIC_SETS else None)
-    return (path.name.partition(".")[0] if path == Path(name) else name), questions, path, left_out
+    whole, _, mark = (name, "", "") if Path(name).is_file() else name.partition(":")
+    path = Path(whole) if Path(whole).is_file() else _search(whole, data)
+    questions, left_out = read_questions(path, kind=PUBLIC_SETS[whole].kind if whole in PUBLIC_SETS else None)
+    short = path.name.partition(".")[0] if path == Path(whole) else whole
+    if mark:
+        marked = questions.filter(where=lambda question: question.metadata.get(mark) is True)
+        if not len(marked):
+            raise ValueError(
+                f'no row of {path} has "{mark}": true; name the whole set, {whole}, or a file whose rows are marked'
+            )
+        left_out[f"not marked {mark}"] = len(questions) - len(marked)
+        short, questions = f"{short}_{mark}", marked
+    return short, questions, path, left_out
 
 
 def environment_of(questions: QuestionSet) -> str:

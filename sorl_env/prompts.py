@@ -37,6 +37,12 @@ PROMPTS: dict[str, str] = {
         "write the letter of the right option, and nothing else, between <answer> and </answer>, for example "
         "<answer>A</answer>.\nQuestion: {question}\n"
     ),
+    # one answer from memory: what a model knows without a search engine
+    "closed_book": (
+        "Answer the question below from what you know. Think first, between <think> and </think>. Then write only the "
+        "answer itself, as short as possible (where options are given, the letter of the right one), between <answer> "
+        "and </answer>, for example <answer>Lima</answer>.\nQuestion: {question}\n"
+    ),
     # one answer, no search
     "math": (
         "Solve the problem below step by step. Then give the final answer once, in its simplest form, as "
@@ -49,7 +55,7 @@ PROMPTS: dict[str, str] = {
 # which dialect a wording explains; the others say nothing of it
 DIALECT_OF = {
     "search_r1": "search_r1", "medical": "search_r1", "tools": "tool_call", "medical_tools": "tool_call",
-    "math": "boxed",
+    "closed_book": "search_r1", "math": "boxed",
 }  # fmt: skip
 
 

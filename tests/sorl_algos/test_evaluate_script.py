@@ -15,6 +15,10 @@ from typing import Any
 
 import pytest
 
+from sorl_algos.evaluation.engines import DEFAULTS
+from sorl_algos.evaluation.play import renderer_for
+from tests.tokenizers import TOOLS, byte_level
+
 ROOT = Path(__file__).resolve().parents[2]
 Command = Callable[..., Any]
 
@@ -23,7 +27,7 @@ Command = Callable[..., Any]
 def scripts() -> Iterator[dict[str, Any]]:
     """The scripts as modules; they find their neighbours through the path, as when they are run."""
     sys.path.insert(0, str(ROOT / "scripts"))
-    yield {name: importlib.import_module(name) for name in ("evaluate", "compare_results", "evaluation_inputs")}
+    yield {name: importlib.import_module(name) for name in ("evaluate", "compare_results", "evaluation_inputs", "evaluation_plan")}
     sys.path.remove(str(ROOT / "scripts"))
 
 
@@ -71,6 +75,57 @@ def test_the_bundled_model_on_the_bundled_world(
     assert summary["sets"]["world_test"]["exact_match"] == first["scores"]["exact_match"]
     line = refused(run, capsys, "evaluate", "base", "world:test", "--limit", 11, "--output", tmp_path / "a")
     assert "holds results with data.questions=10, this evaluation has 11" in line and "--restart" in line
+
+
+def plan_of(scripts: dict[str, Any], own: dict[str, Any], name: str = "world:dev", **given: Any) -> Any:
+    arguments = scripts["evaluate"].Arguments(model="some/model", sets=(name,), limit=2, **given)
+    [plan] = scripts["evaluation_plan"].make_plans(arguments, DEFAULTS | own)
+    return plan
+
+
+def test_a_run_is_played_in_its_own_style_with_its_own_system_message(scripts: dict[str, Any]) -> None:
+    own = {"prompt": "short", "chat_style": "chat", "system_prompt": "Be brief."}
+    plan = plan_of(scripts, own)
+    assert (plan.style, plan.system) == ("chat", "Be brief.")
+    tokenizer = byte_level(template=TOOLS)
+    assert "<|system|>Be brief." in tokenizer.decode(renderer_for(plan, tokenizer).first("Q"))
+    prompt = plan.identity["prompt"]
+    assert (prompt["style"], prompt["system"]) == ("chat", "Be brief.")
+    given = plan_of(scripts, own, style="continuation", system_prompt="Speak up.")
+    assert (given.style, given.system) == ("continuation", "Speak up.")
+    neither = plan_of(scripts, {"prompt": "short"})
+    assert (neither.style, neither.system) == ("continuation", None) and "system" not in neither.identity["prompt"]
+    hashes = {one.identity["prompt"]["sha256"] for one in (plan, given, neither)}
+    assert len(hashes) == 3  # other messages are other prompts, which are not compared
+    math = plan_of(scripts, own, "math:dev")  # a search agent's prompts are not for problems
+    assert (math.style, math.system) == ("chat", None)
+
+
+@pytest.mark.parametrize(
+    ("own", "given", "prompt"),
+    [
+        ({}, {"retrieval": "none"}, "closed_book"),
+        ({}, {"retrieval": "none", "name": "medical:dev"}, "closed_book"),
+        ({}, {"retrieval": "empty"}, "search_r1"),
+        ({"prompt": "short"}, {"retrieval": "none"}, "short"),  # a policy keeps what it was trained with
+        ({}, {"retrieval": "none", "prompt": "short"}, "short"),
+        ({}, {"retrieval": "none", "dialect": "tool_call"}, "tools"),
+        ({"dialect": "tool_call"}, {"retrieval": "none"}, "tools"),
+        ({}, {"retrieval": "none", "name": "math:dev"}, "math"),
+    ],
+)
+def test_without_searches_the_prompt_speaks_of_none(
+    scripts: dict[str, Any], own: dict[str, Any], given: dict[str, Any], prompt: str
+) -> None:
+    identity = plan_of(scripts, own, **given).identity
+    assert identity["prompt"]["name"] == prompt
+    assert (identity["environment"]["rules"]["max_searches"] == 0) is (given["retrieval"] == "none")
+
+
+def test_a_prompt_file_goes_before_the_closed_book(scripts: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_text("Say: {question}")
+    for own, given in (({"prompt_file": str(tmp_path / "p.txt")}, {}), ({}, {"prompt_file": tmp_path / "p.txt"})):
+        assert plan_of(scripts, own, retrieval="none", **given).identity["prompt"]["name"] == "its own"
 
 
 def test_controls_and_their_comparison(run: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -216,10 +216,12 @@ def test_players(server: Server, tmp_path: Any) -> None:
 def test_settings_come_from_the_run_that_made_a_model(tmp_path: Any) -> None:
     assert trained_with("base")[1] == {
         "prompt": "short", "max_searches": 3, "top_k": 1, "max_observation_words": 60, "max_turn_tokens": 24,
-        "max_total_tokens": 512,
+        "max_total_tokens": 512, "chat_style": "continuation",
     }  # fmt: skip
     assert trained_with("owner/name") == ("owner/name", {"max_turn_tokens": 512, "max_total_tokens": 4096})
-    (tmp_path / "config.json").write_text('{"prompt": "short", "top_k": 2, "lr": 1, "prompt_file": null}')
+    (tmp_path / "config.json").write_text(
+        '{"prompt": "short", "top_k": 2, "lr": 1, "prompt_file": null, "chat_style": "chat", "system_prompt": "Be brief."}'
+    )
     (tmp_path / "metrics.jsonl").write_text("")
     with pytest.raises(ValueError, match="saved no policy yet"):
         trained_with(str(tmp_path))
@@ -227,5 +229,6 @@ def test_settings_come_from_the_run_that_made_a_model(tmp_path: Any) -> None:
     (tmp_path / "policy" / "config.json").write_text("{}")
     weights, settings = trained_with(str(tmp_path))
     assert weights == str(tmp_path / "policy") and settings == {
-        "prompt": "short", "top_k": 2, "max_turn_tokens": 512, "max_total_tokens": 4096,
+        "prompt": "short", "top_k": 2, "max_turn_tokens": 512, "max_total_tokens": 4096, "chat_style": "chat",
+        "system_prompt": "Be brief.",
     }  # fmt: skip

@@ -43,6 +43,24 @@ def test_a_set_is_found_in_the_directory_or_a_folder_of_it(tmp_path: Path) -> No
     assert (name, len(questions), dict(left_out)) == ("mine", 1, {"the same question again": 1})
 
 
+def test_a_mark_in_the_rows_selects_a_part_of_a_set(tmp_path: Path) -> None:
+    """As PubMedQA's file marks the rows of its official test."""
+    row = {"question": "Does it?", "options": {"A": "yes", "B": "no", "C": "maybe"}, "answer": "B"}
+    marks = ({"official_test": True}, {"official_test": False}, {}, {"official_test": True})
+    rows = [row | {"id": str(number), "question": f"{number}?"} | mark for number, mark in enumerate(marks)]
+    write(tmp_path / "mcq" / "pubmedqa.jsonl", *rows)
+    path = tmp_path / "mcq" / "pubmedqa.jsonl"
+    for name in ("pubmedqa:official_test", f"{path}:official_test"):
+        short, questions, found, left_out = find_set(name, tmp_path)
+        assert (short, found, list(questions.ids)) == ("pubmedqa_official_test", path, ["0", "3"])
+        assert left_out == {"not marked official_test": 2} and environment_of(questions) == "MedicalQA-v0"
+    assert len(find_set("pubmedqa", tmp_path)[1]) == 4
+    with pytest.raises(ValueError, match='no row of .*pubmedqa.jsonl has "test": true; name the whole set, pubmedqa'):
+        find_set("pubmedqa:test", tmp_path)
+    with pytest.raises(ValueError, match="holds no file of set 'pubmedq'"):
+        find_set("pubmedq:official_test", tmp_path)
+
+
 def test_bundled_sets_need_no_file() -> None:
     for name, size in (("world:test", None), ("medical:test", None), ("math:dev", 200)):
         short, questions, path, _ = find_set(name)

@@ -191,7 +191,7 @@ def test_state_of_something_else_is_refused() -> None:
         ({"max_query_chars": 0}, "max_query_chars"),
         ({"invalid_penalty": -0.1}, "invalid_penalty"),
         ({"search_cost": float("nan")}, "search_cost"),
-        ({"prompt": "long"}, "known: math, medical, medical_tools, search_r1, short, tools"),
+        ({"prompt": "long"}, "known: closed_book, math, medical, medical_tools, search_r1, short, tools"),
         ({"prompt": "{question} {question}"}, "exactly once"),
         ({"prompt": "line one\nno place"}, "unknown prompt"),
         ({"tell_budget": "yes"}, "tell_budget must be True or False, got 'yes'"),
@@ -211,6 +211,8 @@ def test_prompts(tmp_path: Path) -> None:
     assert first("short") == "Question: Why?\n"
     assert first("Q {question} A", "{question} {x} %s") == "Q {question} {x} %s A"
     assert all(tag in first("search_r1") for tag in ("<think>", "<search>", "<information>", "<answer>"))
+    assert "<answer>" in first("closed_book") and "search" not in first("closed_book").lower()
+    assert "<information>" not in first("closed_book") and first("closed_book").endswith("Question: Why?\n")
     (tmp_path / "own.txt").write_text("Frage: {question}", encoding="utf-8")
     assert first(tmp_path / "own.txt") == "Frage: Why?"
     (tmp_path / "bad.txt").write_text("Frage:", encoding="utf-8")
