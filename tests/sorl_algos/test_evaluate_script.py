@@ -27,7 +27,8 @@ Command = Callable[..., Any]
 def scripts() -> Iterator[dict[str, Any]]:
     """The scripts as modules; they find their neighbours through the path, as when they are run."""
     sys.path.insert(0, str(ROOT / "scripts"))
-    yield {name: importlib.import_module(name) for name in ("evaluate", "compare_results", "evaluation_inputs", "evaluation_plan")}
+    names = ("evaluate", "compare_results", "evaluation_inputs", "evaluation_plan")
+    yield {name: importlib.import_module(name) for name in names}
     sys.path.remove(str(ROOT / "scripts"))
 
 

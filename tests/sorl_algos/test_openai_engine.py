@@ -220,7 +220,8 @@ def test_settings_come_from_the_run_that_made_a_model(tmp_path: Any) -> None:
     }  # fmt: skip
     assert trained_with("owner/name") == ("owner/name", {"max_turn_tokens": 512, "max_total_tokens": 4096})
     (tmp_path / "config.json").write_text(
-        '{"prompt": "short", "top_k": 2, "lr": 1, "prompt_file": null, "chat_style": "chat", "system_prompt": "Be brief."}'
+        '{"prompt": "short", "top_k": 2, "lr": 1, "prompt_file": null, "chat_style": "chat", '
+        '"system_prompt": "Be brief."}'
     )
     (tmp_path / "metrics.jsonl").write_text("")
     with pytest.raises(ValueError, match="saved no policy yet"):

@@ -55,7 +55,7 @@ def test_a_mark_in_the_rows_selects_a_part_of_a_set(tmp_path: Path) -> None:
         assert (short, found, list(questions.ids)) == ("pubmedqa_official_test", path, ["0", "3"])
         assert left_out == {"not marked official_test": 2} and environment_of(questions) == "MedicalQA-v0"
     assert len(find_set("pubmedqa", tmp_path)[1]) == 4
-    with pytest.raises(ValueError, match='no row of .*pubmedqa.jsonl has "test": true; name the whole set, pubmedqa'):
+    with pytest.raises(ValueError, match=r'no row of .*pubmedqa\.jsonl has "test": true; name the whole set, pubmedqa'):
         find_set("pubmedqa:test", tmp_path)
     with pytest.raises(ValueError, match="holds no file of set 'pubmedq'"):
         find_set("pubmedq:official_test", tmp_path)
