@@ -73,8 +73,7 @@ class Trunk:
 
     def action_hidden(self, base_model: Any, token_ids: Tensor, attention_mask: Tensor, loss_mask: Tensor) -> Tensor:
         """Hidden states ``(N, H)`` from which the N action tokens are predicted, row by row."""
-        device = token_ids.device
-        with self.precision(device), self._attention(base_model, device), self._checkpointed(base_model):
+        with self.precision(token_ids.device), self._checkpointed(base_model):
             hidden = base_model(
                 input_ids=token_ids, attention_mask=attention_mask.long(), use_cache=False
             ).last_hidden_state
@@ -84,22 +83,6 @@ class Trunk:
         # Each weight is used once in a forward: keeping its cast copy until the end would only cost memory.
         on = self.compute_dtype is not None
         return torch.autocast(device.type, dtype=self.compute_dtype, enabled=on, cache_enabled=False)
-
-    @contextmanager
-    def _attention(self, base_model: Any, device: torch.device) -> Iterator[None]:
-        """On processors the fused attention's backward in half precision costs a quarter of the step at a few hundred
-        tokens; plain matrix products do not."""
-        usual = base_model.config._attn_implementation
-        halves = torch.is_autocast_enabled(device.type)
-        plain = device.type == "cpu" and halves and torch.is_grad_enabled() and not self.checkpointing
-        if not plain or usual != "sdpa":
-            yield
-            return
-        base_model.set_attn_implementation("eager")
-        try:
-            yield
-        finally:
-            base_model.set_attn_implementation(usual)
 
     @contextmanager
     def _checkpointed(self, base_model: Any) -> Iterator[None]:

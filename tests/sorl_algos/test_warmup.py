@@ -10,7 +10,7 @@ import torch
 
 from sorl_algos.batch import collate
 from sorl_algos.models import Policy, token_logprobs
-from sorl_algos.warmup import supervised, supervised_loss
+from sorl_algos.warmup import plain_attention, supervised, supervised_loss
 from sorl_env.trajectory import Trajectory
 from tests.sorl_algos.small_game import made_up
 
@@ -103,3 +103,16 @@ def test_the_learning_rate_warms_up_and_decays_to_a_tenth() -> None:
     assert shares[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
     assert max(shares) == 1.0 and shares[10:] == sorted(shares[10:], reverse=True)
     assert shares[55] == pytest.approx(0.1 + 0.9 / 2) and 0.1 < shares[99] < 0.102
+
+
+def test_attention_is_plain_for_half_precision_and_only_while_imitating(make_model: Any) -> None:
+    policy = Policy(make_model(), compute_dtype=torch.bfloat16)
+    settings = policy.lm.base_model.config
+    usual = settings._attn_implementation
+    assert usual == "sdpa"
+    with plain_attention(policy):
+        assert settings._attn_implementation == "eager"
+    assert settings._attn_implementation == usual
+    full = Policy(make_model())
+    with plain_attention(full):
+        assert full.lm.base_model.config._attn_implementation == usual
