@@ -8,7 +8,7 @@ A run has collapsed when
 3. a loss or gradient was not finite, so that the run ended early.
 
 A run whose rollouts earned nothing in 10 updates in a row is ended there: without reward nothing is left to learn
-from. Its last score counts for the rest of the run.
+from. Its last score counts for the rest of the run. (Added when only token PPO had been run.)
 """
 
 from __future__ import annotations
